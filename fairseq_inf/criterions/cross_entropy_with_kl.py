@@ -1,0 +1,110 @@
+"""Negative log-likelihood plus a KL term that keeps the long-term memory's densities narrow."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from fairseq import metrics, utils
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.dataclass import FairseqDataclass
+
+
+@dataclass
+class CrossEntropyWithKLConfig(FairseqDataclass):
+    kl_weight: float = field(default=1e-5, metadata={"help": "weight of the KL term"})
+    kl_sigma: float = field(
+        default=0.05, metadata={"help": "standard deviation that the densities are drawn to"}
+    )
+
+
+@register_criterion("cross_entropy_with_kl", dataclass=CrossEntropyWithKLConfig)
+class CrossEntropyWithKL(FairseqCriterion):
+    """L = L_NLL + kl_weight * L_KL, both summed over the real tokens.
+
+    L_KL = sum over layers, heads and tokens of KL(N(mu, sigma^2) || N(mu, kl_sigma^2)); tokens
+    that read an empty memory, and models without one, have none.
+    """
+
+    def __init__(self, task, kl_weight, kl_sigma):
+        super().__init__(task)
+        if kl_weight < 0:
+            raise ValueError(f"--kl-weight cannot be negative, got {kl_weight}")
+        if kl_sigma <= 0:
+            raise ValueError(f"--kl-sigma must be positive, got {kl_sigma}")
+        self.kl_weight, self.kl_sigma = kl_weight, kl_sigma
+
+    def forward(self, model, sample, reduce=True):
+        net_output = model(**sample["net_input"])
+        extra = net_output[1] if len(net_output) > 1 and isinstance(net_output[1], dict) else {}
+        nll = self.nll(model, net_output, sample["target"])
+        kl, reads, sigma = self.kl(extra, nll)
+        loss = nll + self.kl_weight * kl
+        if not math.isfinite(loss.item()):
+            raise FloatingPointError(
+                f"the loss is {loss.item()} in {'training' if model.training else 'validation'}: "
+                "go on from the last checkpoint with a lower --lr or --clip-norm"
+            )
+        ntokens = sample["ntokens"]
+        logging_output = {
+            "loss": loss.detach(),
+            "nll_loss": nll.detach(),
+            "kl": kl.detach(),
+            "ltm_sigma": sigma,
+            "ltm_reads": reads,
+            "ltm_share": extra.get("ltm_share", torch.zeros_like(nll)).detach() * ntokens,
+            "ntokens": ntokens,
+            "nsentences": sample["nsentences"],
+            "sample_size": ntokens,
+        }
+        return loss, ntokens, logging_output
+
+    def nll(self, model, net_output, target):
+        softmax = getattr(model.decoder, "adaptive_softmax", None)
+        if softmax is None:
+            logits = net_output[0].float()
+            return F.cross_entropy(
+                logits.flatten(0, -2), target.flatten(), ignore_index=self.padding_idx, reduction="sum"
+            )
+        # padding goes to no band of the adaptive softmax
+        real = target != self.padding_idx
+        bands, targets = softmax(net_output[0][real], target[real])
+        nll = net_output[0].new_zeros((), dtype=torch.float)
+        for logits, band_target in zip(bands, targets, strict=True):
+            if band_target is not None:
+                nll = nll + F.cross_entropy(logits.float(), band_target, reduction="sum")
+        return nll
+
+    def kl(self, extra, like):
+        """-> KL summed over layers, heads and tokens; how many densities that were; sum of sigma"""
+        densities = extra.get("densities") or []
+        if not densities:
+            zero = torch.zeros_like(like)
+            return zero, zero, zero
+        mask = extra["ltm_mask"][:, None, :]  # B x 1 x T
+        kl = sum((density.kl(self.kl_sigma) * mask).sum() for density in densities)
+        with torch.no_grad():
+            sigma = sum((density.var.sqrt() * mask).sum() for density in densities)
+            reads = mask.sum() * densities[0].mu.size(1) * len(densities)
+        return kl, reads, sigma
+
+    @staticmethod
+    def reduce_metrics(logging_outputs):
+        totals = {
+            name: utils.item(sum(log.get(name, 0) for log in logging_outputs))
+            for name in ("loss", "nll_loss", "kl", "ltm_sigma", "ltm_reads", "ltm_share", "ntokens")
+        }
+        ntokens = max(totals["ntokens"], 1)
+        for name in ("loss", "nll_loss"):
+            metrics.log_scalar(name, totals[name] / ntokens / math.log(2), ntokens, round=3)
+        metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["nll_loss"].avg))
+        if totals["ltm_reads"]:
+            metrics.log_scalar("kl", totals["kl"] / ntokens, ntokens, round=3)
+            metrics.log_scalar(
+                "ltm_sigma", totals["ltm_sigma"] / totals["ltm_reads"], totals["ltm_reads"], round=4
+            )
+            metrics.log_scalar("ltm_share", totals["ltm_share"] / ntokens, ntokens, round=3)
+
+    @staticmethod
+    def logging_outputs_can_be_summed():
+        return True

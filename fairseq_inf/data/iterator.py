@@ -1,0 +1,60 @@
+"""fairseq's epoch iterator over segments, which saves the memory with the place in the data."""
+
+import logging
+
+from fairseq.data.iterators import EpochBatchIterator
+
+logger = logging.getLogger(__name__)
+
+
+class StreamIterator(EpochBatchIterator):
+    """Segments in their order; the memory of the training goes with the state of the iterator.
+
+    memory: object with `save_memory() -> dict or None` and `restore_memory(dict or None)`.
+    layout: what the rows depend on; a saved memory fits only the same.
+    """
+
+    def __init__(self, batches, memory, layout, epoch=1, num_workers=0, buffer_size=0):
+        super().__init__(
+            dataset=batches,
+            collate_fn=_only,
+            batch_sampler=[[i] for i in range(len(batches))],
+            epoch=epoch,
+            num_workers=num_workers,
+            buffer_size=buffer_size,
+            disable_shuffling=True,
+        )
+        self.memory, self.layout = memory, layout
+
+    def state_dict(self):
+        state = super().state_dict()
+        state["layout"], state["segments"] = self.layout, len(self)
+        if state["iterations_in_epoch"] > 0:
+            state["memory"] = self.memory.save_memory()
+        return state
+
+    def load_state_dict(self, state):
+        state = dict(state)
+        memory, layout = state.pop("memory", None), state.pop("layout", None)
+        segments, done = state.pop("segments", None), state["iterations_in_epoch"]
+        if done and layout != self.layout:
+            changed = [
+                f"{name} {(layout or {}).get(name)} -> {value}"
+                for name, value in self.layout.items()
+                if (layout or {}).get(name) != value
+            ]
+            at = min(len(self) - 1, round(done / (segments or len(self)) * len(self)))
+            logger.warning(
+                f"the checkpoint was made with other streams ({', '.join(changed)}): "
+                f"the memory starts afresh, at segment {at} of {len(self)} of epoch {state['epoch']}"
+            )
+            state["iterations_in_epoch"], memory = at, None
+        elif done and memory is None:
+            logger.warning("the checkpoint holds no memory of the training: it starts afresh")
+        super().load_state_dict(state)
+        self.memory.restore_memory(memory)
+
+
+def _only(items):
+    (item,) = items
+    return item

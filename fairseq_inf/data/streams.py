@@ -1,0 +1,171 @@
+"""Which token of which stream is in which row of which segment."""
+
+import numpy as np
+import torch
+from fairseq.data import FairseqDataset
+
+
+class StreamDataset(FairseqDataset):
+    """A binarized split as one flat sequence of tokens, and the documents in it.
+
+    A document ends with the separator.  The default separator, eos, ends every line that
+    fairseq-preprocess wrote, so that the lines are the documents.
+    """
+
+    def __init__(self, lines, dictionary, layout, separator, name):
+        """lines: fairseq's indexed dataset.  layout: 'corpus' or 'documents'."""
+        self.lines, self.dictionary, self.layout, self.name = lines, dictionary, layout, name
+        self.ends = np.cumsum(lines.sizes, dtype=np.int64)  # where each line ends
+        self.num_tokens_total = int(self.ends[-1]) if len(self.ends) else 0
+        if self.num_tokens_total == 0:
+            raise ValueError(f"split {name} holds no tokens: check what fairseq-preprocess was given")
+        if layout == "documents":
+            self.documents = self._find_documents(separator)  # D+1 borders
+        else:
+            self.documents = np.array([0, self.num_tokens_total])
+
+    def _find_documents(self, separator):
+        if separator == self.dictionary.eos():
+            borders = self.ends
+        else:
+            begins = self.ends - self.lines.sizes
+            found = [
+                begin + 1 + np.flatnonzero(self.lines[i].numpy() == separator)
+                for i, begin in enumerate(begins)
+            ]
+            borders = np.concatenate(found)
+        borders = borders[borders < self.num_tokens_total]
+        return np.concatenate([[0], borders, [self.num_tokens_total]])
+
+    def read(self, begin, end):
+        """Tokens begin .. end-1 of the flat sequence."""
+        line = int(np.searchsorted(self.ends, begin, side="right"))
+        parts = []
+        while begin < end:
+            offset = begin - (int(self.ends[line]) - int(self.lines.sizes[line]))
+            part = self.lines[line][offset : offset + end - begin]
+            parts.append(part)
+            begin += len(part)
+            line += 1
+        return torch.cat(parts).long()
+
+    def spans(self, rows, length, shuffle_seed=None):
+        """For each row the (begin, end) of what it reads, in order.
+
+        corpus: the sequence cut into `rows` pieces of even length.  documents: whole documents,
+        longest first to the row with the fewest segments so far, then in the order of the
+        corpus, or in a random one with a seed.
+        """
+        if self.layout == "corpus":
+            borders = [self.num_tokens_total * r // rows for r in range(rows + 1)]
+            return [[(borders[r], borders[r + 1])] for r in range(rows)]
+        begins, ends = self.documents[:-1], self.documents[1:]
+        segments = -((begins - ends) // length)
+        order = np.arange(len(begins))
+        if shuffle_seed is not None:
+            np.random.RandomState(shuffle_seed % 2**32).shuffle(order)
+        place = np.argsort(order)  # the place of a document in its row, relative to others
+        load = np.zeros(rows, dtype=np.int64)
+        chosen = [[] for _ in range(rows)]
+        for document in order[np.argsort(-segments[order], kind="stable")]:
+            row = int(load.argmin())
+            load[row] += segments[document]
+            chosen[row].append(document)
+        return [
+            [(int(begins[d]), int(ends[d])) for d in sorted(row, key=place.__getitem__)]
+            for row in chosen
+        ]
+
+    def __len__(self):
+        return len(self.documents) - 1
+
+    def __getitem__(self, index):
+        return self.read(int(self.documents[index]), int(self.documents[index + 1]))
+
+    @property
+    def sizes(self):
+        return np.diff(self.documents)
+
+    def num_tokens(self, index):
+        return int(self.sizes[index])
+
+    size = num_tokens
+
+
+class SegmentBatches(torch.utils.data.Dataset):
+    """Item i is segment i of this process's rows, as a batch that fairseq's loops take.
+
+    Every token is a target once; it is predicted from the token before it, the first of a stream
+    from eos.  A document begins with a segment of its own.  Rows with nothing left are padding.
+    """
+
+    def __init__(
+        self, dataset, rows, length, num_shards=1, shard=0, shuffle_seed=None, stateful=True
+    ):
+        """stateful: tell the model which rows begin a stream; a model without memory takes no such
+        argument."""
+        if dataset.layout == "corpus" and rows * num_shards > dataset.num_tokens_total:
+            raise ValueError(
+                f"--batch-size {rows} on {num_shards} processes wants {rows * num_shards} streams, "
+                f"split {dataset.name} has only {dataset.num_tokens_total} tokens: "
+                "make it smaller"
+            )
+        self.dataset, self.stateful = dataset, stateful
+        tables = [
+            _segments(spans, length)
+            for spans in dataset.spans(rows * num_shards, length, shuffle_seed)
+        ]
+        self.num_segments = max(len(begin) for begin, _, _ in tables)
+        # the width of a batch, the same in every process
+        self.widths = np.zeros(self.num_segments, dtype=np.int64)
+        for begin, end, _ in tables:
+            np.maximum(self.widths[: len(begin)], end - begin, out=self.widths[: len(begin)])
+        self.first_row = rows * shard
+        self.tables = tables[self.first_row : self.first_row + rows]
+        self.eos, self.pad = dataset.dictionary.eos(), dataset.dictionary.pad()
+
+    def __len__(self):
+        return self.num_segments
+
+    def __getitem__(self, index):
+        rows, width = len(self.tables), int(self.widths[index])
+        tokens = torch.full((rows, width), self.pad)
+        target = torch.full((rows, width), self.pad)
+        lengths = torch.zeros(rows, dtype=torch.long)
+        starts = torch.zeros(rows, dtype=torch.bool)
+        for row, (begins, ends, fresh) in enumerate(self.tables):
+            starts[row] = index == 0
+            if index >= len(begins):
+                continue
+            begin, end, new = int(begins[index]), int(ends[index]), bool(fresh[index])
+            size = end - begin
+            starts[row] |= new
+            lengths[row] = size
+            from_eos = begin == 0 or (new and self.dataset.layout == "documents")
+            text = self.dataset.read(begin - (not from_eos), end)
+            target[row, :size] = text[len(text) - size :]
+            tokens[row, 0] = self.eos if from_eos else text[0]
+            tokens[row, 1:size] = target[row, : size - 1]
+        net_input = {"src_tokens": tokens, "src_lengths": lengths}
+        if self.stateful:
+            net_input["starts"] = starts
+        return {
+            "id": torch.arange(self.first_row, self.first_row + rows),
+            "nsentences": rows,
+            "ntokens": int(lengths.sum()),
+            "net_input": net_input,
+            "target": target,
+        }
+
+
+def _segments(spans, length):
+    """-> for each segment of a row its begin, its end, and whether a stream begins with it"""
+    begins, ends, fresh = [], [], []
+    for begin, end in spans:
+        at = np.arange(begin, end, length, dtype=np.int64)
+        begins.append(at)
+        ends.append(np.minimum(at + length, end))
+        fresh.append(at == begin)
+    if not spans:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool)
+    return np.concatenate(begins), np.concatenate(ends), np.concatenate(fresh)

@@ -1,0 +1,23 @@
+"""The mathematics of the memories.  Needs torch only."""
+
+from .basis import GaussianBasis, ridge_operator
+from .continuous import ContinuousMemory, ContinuousState, plan_write
+from .density import GaussianDensity
+from .sampling import mix
+from .short_term import push, split_recent
+from .state import State, load_state, save_state
+
+__all__ = [
+    "ContinuousMemory",
+    "ContinuousState",
+    "GaussianBasis",
+    "GaussianDensity",
+    "State",
+    "load_state",
+    "mix",
+    "plan_write",
+    "push",
+    "ridge_operator",
+    "save_state",
+    "split_recent",
+]

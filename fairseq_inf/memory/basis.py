@@ -1,0 +1,59 @@
+"""The radial basis functions of the signal, and the ridge regression onto them."""
+
+import torch
+
+
+def normal_pdf(x, var):
+    """Density of N(0, var) at x."""
+    return torch.exp(-0.5 * x**2 / var) * torch.rsqrt(2 * torch.pi * var)
+
+
+class GaussianBasis:
+    """psi_j(t) = N(t; mu_j, sigma_j^2) for j = 1..N.
+
+    The N functions are shared evenly by the widths: each width has N / len(widths) centres
+    linspace(0, 1), and the functions of one width stand together.
+    """
+
+    def __init__(self, num_basis, widths):
+        widths = tuple(float(width) for width in widths)
+        if not widths or min(widths) <= 0:
+            raise ValueError(f"--ltm-widths must be positive numbers, got {widths}")
+        if num_basis < 1 or num_basis % len(widths):
+            raise ValueError(
+                f"--ltm-basis {num_basis} cannot be shared evenly by {len(widths)} widths: "
+                f"make it a multiple of {len(widths)}, or change --ltm-widths"
+            )
+        self.num_basis = num_basis
+        self.distinct_widths = widths
+        per_width = num_basis // len(widths)
+        centers = torch.linspace(0, 1, per_width, dtype=torch.float64)
+        if per_width == 1:
+            centers += 0.5
+        self.centers = centers.repeat(len(widths))  # N
+        self.widths = torch.tensor(widths, dtype=torch.float64).repeat_interleave(per_width)  # N
+        self._copies = {}
+
+    def tensors(self, like):
+        """(centers, widths) in the dtype and on the device of `like`."""
+        key = (like.dtype, like.device)
+        if key not in self._copies:
+            self._copies[key] = self.centers.to(like), self.widths.to(like)
+        return self._copies[key]
+
+    def evaluate(self, t):
+        """psi(t).  ... -> ... x N"""
+        centers, widths = self.tensors(t)
+        return normal_pdf(t[..., None] - centers, widths**2)
+
+
+def ridge_operator(basis, positions, penalty):
+    """G = F^T (F F^T + penalty I)^-1 with F = [psi(t_1) .. psi(t_T)], so that B^T = X^T G.
+
+    F F^T has eigenvalues of 1e5 and more beside a penalty near 1: the solve is done in float64.
+    positions: T.  -> T x N, in the dtype of the positions
+    """
+    f = basis.evaluate(positions.double()).T  # N x T
+    gram = f @ f.T
+    gram.diagonal().add_(penalty)
+    return torch.cholesky_solve(f, torch.linalg.cholesky(gram)).T.to(positions.dtype)

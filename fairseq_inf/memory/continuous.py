@@ -1,0 +1,232 @@
+"""The continuous long-term memory: N coefficients that hold a past of any length."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .basis import GaussianBasis, ridge_operator
+from .density import GaussianDensity
+from .sampling import histogram_quantiles, uniform
+from .state import State
+
+# B rows, T tokens, N basis functions, M samples of the past, H heads, d head width, e = H d
+
+
+@dataclass
+class ContinuousState(State):
+    coefficients: torch.Tensor  # B x N x e, float32: the signal is X(t) = B^T psi(t)
+    histogram: torch.Tensor  # B x D: where the last segment looked; zeros when not sticky
+    tokens: torch.Tensor  # B: how many vectors the signal holds; 0 is an empty memory
+
+
+@dataclass
+class WritePlan:
+    """Which rows take how many vectors.  The same for every layer, so it is made once a segment."""
+
+    groups: list  # of (row numbers or None for all, number of vectors, is this the first write)
+    inverse: torch.Tensor | None  # puts the rows of the groups back in order
+    tokens: torch.Tensor  # B: how many vectors each row holds afterwards
+
+    @property
+    def writes(self):
+        return any(count for _, count, _ in self.groups)
+
+
+def plan_write(counts, tokens, threshold=0):
+    """Group rows that take equally many vectors and that are alike empty or not.
+
+    counts: how many vectors each row takes.  tokens: B, how many it holds; with a threshold,
+    a row that would hold more than that many forgets everything first.
+    """
+    held = tokens.tolist()
+    after, groups = [], {}
+    for row, (count, old) in enumerate(zip(counts, held, strict=True)):
+        if count and threshold and old + count > threshold:
+            old = 0
+        groups.setdefault((count, count > 0 and old == 0), []).append(row)
+        after.append(old + count)
+    after = torch.tensor(after, device=tokens.device)
+    if len(groups) == 1:
+        (count, first) = next(iter(groups))
+        return WritePlan([(None, count, first)], None, after)
+    listed = [
+        (torch.tensor(rows, device=tokens.device), count, first)
+        for (count, first), rows in groups.items()
+    ]
+    return WritePlan(listed, torch.cat([rows for rows, _, _ in listed]).argsort(), after)
+
+
+@lru_cache(maxsize=256)
+def update_operators(num_basis, widths, tau, samples, ridge, count, first, device):
+    """The linear maps of one write, B <- A B + C X, for `count` new vectors.
+
+    First write: t_i = i/T and only C = G^T.  Later: the past is sampled at m/M and fitted at
+    tau m/M, the new vectors at tau + (1 - tau) i/T.  -> (A: N x N, P: N x M, C: N x T), where
+    P fits samples taken anywhere in the past and A = P psi(m/M) those taken evenly.
+    """
+    basis = GaussianBasis(num_basis, widths)
+    new = torch.arange(1, count + 1, dtype=torch.float64) / count
+    if first:
+        return None, None, ridge_operator(basis, new, ridge).T.float().contiguous().to(device)
+    even = torch.arange(1, samples + 1, dtype=torch.float64) / samples
+    g = ridge_operator(basis, torch.cat([tau * even, tau + (1 - tau) * new]), ridge).T
+    past, fit = g[:, :samples], g[:, samples:]
+    carry = past @ basis.evaluate(even)
+    return tuple(x.float().contiguous().to(device) for x in (carry, past, fit))
+
+
+class ContinuousMemory(nn.Module):
+    """(query, vectors, state) -> (output, density, new state): write the vectors, then read.
+
+    The vectors and the carried coefficients are constants for the gradient; the gate is not.
+    Sticky samples of the past are random in training mode, drawn from `seed` and the `key` of
+    the row, and the quantiles of the histogram in evaluation mode.
+    """
+
+    def __init__(
+        self,
+        dim,
+        num_heads,
+        num_basis,
+        widths=(0.01, 0.05),
+        tau=0.5,
+        samples=None,
+        ridge=0.5,
+        sticky=False,
+        bins=128,
+        threshold=0,
+        seed=0,
+    ):
+        super().__init__()
+        for flag, value, holds in (
+            ("--ltm-tau", tau, 0 < tau < 1),
+            ("--ltm-ridge", ridge, ridge > 0),
+            ("--ltm-bins", bins, bins >= 1),
+            ("--ltm-samples", samples, samples is None or samples >= 1),
+            ("--ltm-threshold", threshold, threshold >= 0),
+        ):
+            if not holds:
+                wanted = "strictly between 0 and 1" if flag == "--ltm-tau" else "positive"
+                raise ValueError(f"{flag} must be {wanted}, got {value}")
+        if dim % num_heads:
+            raise ValueError(f"{dim} dimensions cannot be split evenly between {num_heads} heads")
+        self.dim, self.num_heads, self.num_basis = dim, num_heads, num_basis
+        self.basis = GaussianBasis(num_basis, widths)
+        self.tau, self.samples, self.ridge = tau, samples or num_basis, ridge
+        self.sticky, self.bins, self.threshold, self.seed = sticky, bins, threshold, seed
+
+        self.gate = nn.Conv1d(dim, dim, kernel_size=3, padding=1)
+        self.key = nn.Linear(dim, dim, bias=False)
+        self.value = nn.Linear(dim, dim, bias=False)
+        self.output = nn.Linear(dim, dim, bias=False)  # no bias: an empty memory adds nothing
+        self.locate = nn.Linear(num_basis, 2)  # scores -> logit of mu, pre-softplus of var
+        for linear in (self.key, self.value, self.output):
+            nn.init.xavier_uniform_(linear.weight)
+
+    def initial_state(self, rows, device=None):
+        return ContinuousState(
+            coefficients=torch.zeros(rows, self.num_basis, self.dim, device=device),
+            histogram=torch.zeros(rows, self.bins if self.sticky else 0, device=device),
+            tokens=torch.zeros(rows, dtype=torch.long, device=device),
+        )
+
+    def forward(self, query, vectors, state, plan=None, mask=None, key=None):
+        """query: B x H x T x d.  vectors: B x W x e, of which a row takes the last as its plan says
+        (all without a plan).  mask: B x T, true for real tokens.  key: B, for sticky sampling.
+        -> B x T x e, GaussianDensity of B x H x T, ContinuousState"""
+        if plan is None:
+            counts = [vectors.size(1)] * vectors.size(0)
+            plan = plan_write(counts, state.tokens, self.threshold)
+        with torch.autocast(vectors.device.type, enabled=False):
+            coefficients = self._write(vectors.detach(), state, plan, key)
+        output, density = self._read(query, coefficients)
+        histogram = self._histogram(density, mask, state) if self.sticky else state.histogram
+        return output, density, ContinuousState(coefficients, histogram, plan.tokens)
+
+    def _write(self, vectors, state, plan, key):
+        """B <- A B + C (sigmoid(conv(X)) * X), row by row as the plan says.  -> B x N x e"""
+        if not plan.writes:
+            # the gate takes part in every step, or data-parallel training waits for its gradient
+            unused = 0 * sum(p.sum() for p in self.gate.parameters()) if self.training else 0
+            return state.coefficients.detach() + unused
+        parts = []
+        for rows, count, first in plan.groups:
+            old = state.coefficients.detach()
+            old = old if rows is None else old[rows]
+            if count == 0:
+                parts.append(old)
+                continue
+            x = vectors if rows is None else vectors[rows]
+            x = self._gated(x[:, x.size(1) - count :]).float()
+            carry, past, fit = update_operators(
+                self.num_basis, self.basis.distinct_widths, self.tau, self.samples, self.ridge,
+                count, first, x.device,
+            )  # fmt: skip
+            new = fit @ x
+            if not first:
+                if self.sticky:
+                    pick = slice(None) if rows is None else rows
+                    at = self._sample(state.histogram[pick], None if key is None else key[pick])
+                    new = new + past @ (self.basis.evaluate(at) @ old)
+                else:
+                    new = new + carry @ old
+            parts.append(new)
+        return parts[0] if plan.inverse is None else torch.cat(parts)[plan.inverse]
+
+    def _gated(self, x):
+        """sigmoid(conv(X)) * X over the width of three vectors, as one product."""
+        b, t, e = x.shape
+        padded = F.pad(x, (0, 0, 1, 1))
+        windows = torch.cat([padded[:, i : i + t] for i in range(3)], dim=-1)  # B x T x 3e
+        weight = self.gate.weight.permute(0, 2, 1).reshape(e, 3 * e)
+        return torch.sigmoid(F.linear(windows, weight, self.gate.bias)) * x
+
+    def _sample(self, histogram, key):
+        """The M positions of the past to keep, in order.  -> B x M"""
+        rows = histogram.size(0)
+        if self.training:
+            if key is None:
+                key = torch.zeros(rows, dtype=torch.long, device=histogram.device)
+            levels = uniform(key + self.seed, self.samples).sort(dim=-1).values
+        else:
+            steps = torch.arange(self.samples, device=histogram.device)
+            levels = ((steps + 0.5) / self.samples).expand(rows, -1)
+        return histogram_quantiles(histogram, levels)
+
+    def _read(self, query, coefficients):
+        """z = V^T E_p[psi], V = B W^V, with p from the scores K q / sqrt(d), K = B W^K.
+
+        Only w . (K q) = (K^T w) . q is needed of the scores, so K itself is never formed.
+        """
+        b, h, t, d = query.shape
+        with torch.autocast(query.device.type, enabled=False):
+            probes = self.locate.weight.float() @ coefficients  # B x 2 x e
+            probes = F.linear(probes, self.key.weight.float())
+            probes = probes.view(b, 2, h, d).permute(0, 2, 3, 1)  # B x H x d x 2
+            logits = query.float() @ (probes / math.sqrt(d)) + self.locate.bias.float()
+            mu, var = logits.unbind(-1)
+            density = GaussianDensity(torch.sigmoid(mu), F.softplus(var).clamp(min=1e-6))
+            weights = density.expect(self.basis).to(query.dtype)  # B x H x T x N
+        values = self.value(coefficients.to(query.dtype))
+        values = values.view(b, self.num_basis, h, d).transpose(1, 2)  # B x H x N x d
+        z = (weights @ values).transpose(1, 2).reshape(b, t, h * d)
+        return self.output(z), density
+
+    @torch.no_grad()
+    def _histogram(self, density, mask, state):
+        """Share of the last segment's densities, over heads and real tokens, in each of D bins."""
+        b, h, t = density.mu.shape
+        edges = torch.linspace(0, 1, self.bins + 1, device=density.mu.device)
+        below = density.cdf(edges)  # B x H x T x D+1
+        if mask is None:
+            total = below.sum(dim=(1, 2))
+        else:
+            weight = mask.to(below.dtype)[:, None, None, :]  # B x 1 x 1 x T
+            total = (weight @ below).sum(dim=(1, 2))
+        counts = total.diff(dim=-1).clamp(min=0)
+        size = counts.sum(dim=-1, keepdim=True)
+        return torch.where(size > 0, counts / size.clamp(min=1e-30), state.histogram)

@@ -1,0 +1,43 @@
+"""The Gaussian through which a head reads the signal."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass
+class GaussianDensity:
+    """p(t) = N(t; mu, var), one for every element of mu and var."""
+
+    mu: torch.Tensor
+    var: torch.Tensor
+
+    def expect(self, basis):
+        """E_p[psi_j(t)] = N(mu; mu_j, var + sigma_j^2), the integral over the whole line.  -> ... x N"""
+        centers, _ = basis.tensors(self.mu)
+        widths = basis.distinct_widths
+        centers = centers[: basis.num_basis // len(widths)]
+        distance = (self.mu[..., None] - centers) ** 2
+        parts = []
+        for width in widths:  # the functions of one width share their spread
+            spread = (self.var + width**2)[..., None]
+            exponent = distance * (-0.5 / spread)
+            parts.append(exponent.exp() * torch.rsqrt(2 * math.pi * spread))
+        return torch.cat(parts, dim=-1)
+
+    def cdf(self, t):
+        """P(x <= t).  t: K.  -> ... x K"""
+        scaled = (t - self.mu[..., None]) * torch.rsqrt(2 * self.var)[..., None]
+        return 0.5 * (1 + torch.erf(scaled))
+
+    def mass(self, edges):
+        """The mass of each bin between consecutive edges (D + 1 of them).  -> ... x D"""
+        return self.cdf(edges).diff(dim=-1)
+
+    def kl(self, sigma0):
+        """KL(N(mu, var) || N(mu, sigma0^2)) = (v - log v - 1) / 2 with v = var / sigma0^2."""
+        ratio = self.var / sigma0**2
+        return 0.5 * (ratio - torch.log(ratio) - 1)
+
+

@@ -1,0 +1,180 @@
+"""The decoder: (tokens, state) -> (output, new state), one segment of each stream at a time."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from fairseq.models import FairseqDecoder
+from fairseq.modules import AdaptiveSoftmax, LayerNorm
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from fairseq_inf.memory import State, mix, plan_write
+from fairseq_inf.modules import DecoderLayer, sinusoids
+
+# B rows (streams), T tokens of the segment, S short-term length, e width
+
+
+@dataclass
+class DecoderState(State):
+    recent: tuple  # a layer: B x W x e, its short-term memory and what has just left it
+    memories: tuple  # a layer with a long-term memory: its state
+    filled: torch.Tensor  # B: how many vectors of `recent` are real
+    position: torch.Tensor  # B: tokens of the stream read so far
+    key: torch.Tensor  # B: hash of those tokens, the seed of sticky sampling
+
+
+@dataclass
+class SegmentPlan:
+    """What every layer needs to know of a segment, worked out once."""
+
+    stm_length: int
+    stm_visible: int  # the longest short-term memory of any row
+    distances: torch.Tensor  # P+1 x e
+    hidden: torch.Tensor  # what a query must not see, broadcastable to B x 1 x T x P
+    lengths: torch.Tensor | None  # B: real tokens, None if there is no padding
+    mask: torch.Tensor | None  # B x T: true for real tokens, None if there is no padding
+    write: object  # WritePlan of the long-term memories
+    key: torch.Tensor  # B
+
+
+@lru_cache(maxsize=32)
+def _causal(queries, past, device):
+    """Query i may see the keys up to past + i."""
+    return torch.ones(queries, past + queries, dtype=torch.bool, device=device).triu(past + 1)
+
+
+class MemoryDecoder(FairseqDecoder):
+    def __init__(self, cfg, dictionary, embed_tokens, build_memory, softmax_cutoff=None):
+        """build_memory: layer number -> its long-term memory, or None."""
+        super().__init__(dictionary)
+        self.embed_tokens = embed_tokens
+        self.dim, self.stm_length = cfg.decoder_embed_dim, cfg.stm_length
+        self.ltm_threshold = cfg.ltm_threshold
+        self.ltm_enabled = cfg.ltm_enabled is not False
+        self.checkpoint_activations = cfg.checkpoint_activations
+        self.dropout = nn.Dropout(cfg.dropout)
+        self.layers = nn.ModuleList(
+            DecoderLayer(
+                self.dim,
+                cfg.decoder_ffn_embed_dim,
+                cfg.decoder_attention_heads,
+                memory=build_memory(number),
+                dropout=cfg.dropout,
+                attention_dropout=cfg.attention_dropout,
+                activation_dropout=cfg.activation_dropout,
+                activation=cfg.activation_fn,
+                normalize_before=not cfg.decoder_post_norm,
+            )
+            for number in range(cfg.decoder_layers)
+        )
+        self.norm = nn.Identity() if cfg.decoder_post_norm else LayerNorm(self.dim)
+        self.adaptive_softmax = self.output_projection = None
+        if softmax_cutoff:
+            self.adaptive_softmax = AdaptiveSoftmax(
+                len(dictionary),
+                self.dim,
+                softmax_cutoff,
+                dropout=cfg.adaptive_softmax_dropout,
+                factor=cfg.adaptive_softmax_factor,
+                adaptive_inputs=embed_tokens if cfg.tie_adaptive_weights else None,
+                tie_proj=cfg.tie_adaptive_proj,
+            )
+        else:
+            self.output_projection = nn.Linear(self.dim, len(dictionary), bias=False)
+            if cfg.untie_embeddings or cfg.adaptive_input:
+                nn.init.normal_(self.output_projection.weight, std=self.dim**-0.5)
+            else:
+                self.output_projection.weight = embed_tokens.weight
+
+    def initial_state(self, rows):
+        like = self.layers[0].inner.weight
+
+        def count():
+            return torch.zeros(rows, dtype=torch.long, device=like.device)
+
+        return DecoderState(
+            recent=tuple(like.new_zeros(rows, self.stm_length, self.dim) for _ in self.layers),
+            memories=tuple(
+                layer.memory.initial_state(rows, like.device)
+                for layer in self.layers
+                if layer.memory is not None
+            ),
+            filled=count(),
+            position=count(),
+            key=count(),
+        )
+
+    def forward(self, tokens, state, lengths=None):
+        """tokens: B x T, padded on the right to the lengths (B) if there are any.
+        -> logits (features with an adaptive softmax): B x T x V, state, extra"""
+        plan = self._plan(tokens, state, lengths)
+        x = self.dropout(self.embed_tokens(tokens) * math.sqrt(self.dim))
+        recents, memories, densities, shares = [], [], [], []
+        old = iter(state.memories)
+        for layer, recent in zip(self.layers, state.recent, strict=True):
+            kept = None if layer.memory is None else next(old)
+            used = kept if self.ltm_enabled else None
+            if self.checkpoint_activations and self.training:
+                out = checkpoint(layer, x, recent, used, plan, use_reentrant=False)
+            else:
+                out = layer(x, recent, used, plan)
+            x, recent, used, density, share = out
+            recents.append(recent)
+            if kept is not None:
+                memories.append(kept if used is None else used)
+            if density is not None:
+                densities.append(density)
+                shares.append(share)
+        x = self.dropout(self.norm(x))
+        if self.output_projection is not None:
+            x = self.output_projection(x)
+
+        read = tokens.size(1) if plan.lengths is None else plan.lengths
+        scattered = mix(tokens + mix(torch.arange(tokens.size(1), device=tokens.device)))
+        if plan.mask is not None:
+            scattered = scattered * plan.mask
+        state = DecoderState(
+            recent=tuple(recents),
+            memories=tuple(memories),
+            filled=state.filled.clamp(max=self.stm_length) + read,
+            position=state.position + read,
+            key=mix(state.key + scattered.sum(dim=-1)),
+        )
+        extra = {"densities": densities}
+        if densities:
+            used = (plan.write.tokens > 0)[:, None]
+            extra["ltm_mask"] = used.expand_as(tokens) if plan.mask is None else used & plan.mask
+            extra["ltm_share"] = torch.stack(shares).mean()
+        return x, state, extra
+
+    def _plan(self, tokens, state, lengths):
+        rows, t = tokens.shape
+        filled = state.filled.tolist()
+        visible = [min(count, self.stm_length) for count in filled]
+        longest = max(visible)
+        hidden = _causal(t, longest, tokens.device)
+        if min(visible) < longest:
+            past = torch.arange(longest + t, device=tokens.device)
+            absent = past < longest - state.filled.clamp(max=self.stm_length)[:, None]  # B x P
+            hidden = hidden | absent[:, None, None]
+        mask = None
+        if lengths is not None:
+            if min(lengths.tolist()) < t:
+                mask = torch.arange(t, device=tokens.device) < lengths[:, None]
+            else:
+                lengths = None
+        write = None
+        if state.memories and self.ltm_enabled:
+            left = [max(count - self.stm_length, 0) for count in filled]
+            write = plan_write(left, state.memories[0].tokens, self.ltm_threshold)
+        like = self.layers[0].inner.weight
+        positions = torch.arange(longest + t - 1, -2, -1, device=tokens.device)
+        distances = self.dropout(sinusoids(positions, self.dim).to(like.dtype))
+        return SegmentPlan(
+            self.stm_length, longest, distances, hidden, lengths, mask, write, state.key
+        )
+
+    def max_positions(self):
+        return int(1e9)

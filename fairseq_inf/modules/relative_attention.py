@@ -1,0 +1,62 @@
+"""Self-attention with the relative positions of Transformer-XL (Dai et al., 2019)."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+# B rows, T queries, P keys, H heads, d head width, e = H d
+
+
+def sinusoids(positions, dim):
+    """[sin(p w_1) .. sin(p w_k), cos(p w_1) .. cos(p w_k)], w_i = 10000^(-2i/dim).  -> P x dim"""
+    rates = 10000 ** (-torch.arange(0, dim, 2, device=positions.device, dtype=torch.float) / dim)
+    angles = positions.float()[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :dim]
+
+
+class RelativeAttention(nn.Module):
+    """score(i, j) = (q_i + u) . k_j + (q_i + v) . W^R s(i - j), over the keys j <= i."""
+
+    def __init__(self, dim, num_heads, dropout=0.0):
+        super().__init__()
+        if dim % num_heads:
+            raise ValueError(
+                f"--decoder-embed-dim {dim} cannot be split evenly between "
+                f"--decoder-attention-heads {num_heads}"
+            )
+        self.num_heads, self.head_dim, self.dropout = num_heads, dim // num_heads, dropout
+        self.query = nn.Linear(dim, dim, bias=False)
+        self.key_value = nn.Linear(dim, 2 * dim, bias=False)
+        self.position = nn.Linear(dim, dim, bias=False)
+        self.output = nn.Linear(dim, dim, bias=False)
+        self.content_bias = nn.Parameter(torch.zeros(num_heads, 1, self.head_dim))  # u
+        self.position_bias = nn.Parameter(torch.zeros(num_heads, 1, self.head_dim))  # v
+        for linear in (self.query, self.key_value, self.position, self.output):
+            nn.init.xavier_uniform_(linear.weight)
+
+    def forward(self, x, context, distances, hidden):
+        """x: B x T x e, the queries' vectors.  context: B x P x e, those of the keys, x last.
+        distances: P+1 x e, `sinusoids` of P-1, P-2 .. 0, -1.  hidden: broadcastable to
+        B x 1 x T x P, true where a query must not look.
+        -> B x T x e, and the queries themselves, B x H x T x d"""
+        b, t, e = x.shape
+        p, h, d = context.size(1), self.num_heads, self.head_dim
+        query = self.query(x).view(b, t, h, d).transpose(1, 2)
+        key, value = self.key_value(context).view(b, p, 2, h, d).permute(2, 0, 3, 1, 4)
+        relative = self.position(distances).view(p + 1, h, d).permute(1, 2, 0)  # H x d x P+1
+
+        # Column c of these scores is for distance P-1-c, and row i wants key j at column
+        # T-1-i+j.  With P+1 columns in a row that is one straight cut of the flattened scores.
+        scores = ((query + self.position_bias) / math.sqrt(d)) @ relative  # B x H x T x P+1
+        bias = scores.flatten(2)[..., t - 1 : t - 1 + t * p].unflatten(2, (t, p))
+        bias = bias.masked_fill(hidden, float("-inf"))
+        out = F.scaled_dot_product_attention(
+            query + self.content_bias,
+            key,
+            value,
+            attn_mask=bias,
+            dropout_p=self.dropout if self.training else 0.0,
+        )
+        return self.output(out.transpose(1, 2).reshape(b, t, e)), query

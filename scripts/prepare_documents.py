@@ -1,0 +1,311 @@
+"""Turn a folder of documents into a fairseq data-bin that keeps the documents apart.
+
+INPUT holds train/, validation/ (or valid/) and test/, each with any number of *.txt files in
+UTF-8, one document each: PG-19's own layout. A document becomes one line of tokens, which
+fairseq-preprocess ends in </s>; decoded, the tokens give the very text, with its white space.
+OUTPUT gets {train,valid,test}.{bin,idx}, dict.txt, spm.model and documents.json with the
+encoding and every split's documents, words, tokens (</s> included) and bytes.
+"""
+
+import argparse
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter, deque
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+import sentencepiece
+from tqdm import tqdm
+
+SPLITS = {"train": ["train"], "valid": ["validation", "valid"], "test": ["test"]}
+SAMPLE_BYTES = 50_000_000  # text that a SentencePiece model is trained on, at most
+SMALLEST_EXTRACT = 1_000  # bytes of a document in that sample, at least
+
+
+class Failure(Exception):
+    """Something the user has to change; the message says what."""
+
+
+class SentencePiece:
+    """Tokens are the pieces of a SentencePiece model."""
+
+    # Bytes in any case: a line break, and the character that means a space inside a piece.
+    AS_BYTES = {"\n": ["<0x0A>"], "\u2581": ["<0xE2>", "<0x96>", "<0x81>"]}
+
+    def __init__(self, path):
+        try:
+            self.model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        except (OSError, RuntimeError):
+            raise Failure(f"--spm-model {path} is no SentencePiece model.") from None
+        ids = range(self.model.vocab_size())
+        if not any(map(self.model.is_byte, ids)) or re.search(r"\s", "".join(self.symbols())):
+            raise Failure(
+                f"--spm-model {path} cannot encode every text: train it with byte_fallback, and "
+                "without tabs and the like in its pieces."
+            )
+
+    def symbols(self):
+        ids = range(self.model.vocab_size())
+        special = {i for i in ids if self.model.is_control(i) or self.model.is_unknown(i)}
+        return [self.model.id_to_piece(i) for i in ids if i not in special]
+
+    def dictionary(self):
+        return "".join(f"{symbol} 1\n" for symbol in self.symbols())
+
+    def encode(self, text):
+        """Yield the tokens line by line."""
+        for part in re.split("([\n\u2581])", text):
+            yield self.AS_BYTES.get(part) or self.model.encode(part, out_type=str)
+
+
+class GPT2:
+    """Tokens are the ids of GPT-2's byte pair encoding, in digits."""
+
+    def __init__(self, folder):
+        from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
+
+        self.folder = folder
+        try:
+            self.bpe = get_encoder(folder / "encoder.json", folder / "vocab.bpe")
+            symbols = {*self.bpe.byte_encoder.values(), *(a + b for a, b in self.bpe.bpe_ranks)}
+            if not symbols <= set(self.bpe.encoder):
+                raise ValueError
+        except FileNotFoundError as error:
+            raise Failure(f"--gpt2-bpe: {error.filename} does not exist.") from None
+        except (AttributeError, ValueError):
+            raise Failure(
+                f"--gpt2-bpe: {folder}/encoder.json and vocab.bpe do not belong together or are "
+                "damaged, fetch both again."
+            ) from None
+
+    def dictionary(self):
+        """The folder's own dictionary where there is one, as pretrained models need it."""
+        symbols = [str(i) for i in sorted(self.bpe.encoder.values())]
+        path = self.folder / "dict.txt"
+        text = read(path) if path.exists() else "".join(f"{symbol} 1\n" for symbol in symbols)
+        if not {line.split(" ")[0] for line in text.splitlines()}.issuperset(symbols):
+            raise Failure(f"--gpt2-bpe: {path} lacks ids of encoder.json, remove it.")
+        return text
+
+    def encode(self, text):
+        """Yield the tokens of the whole text in parts."""
+        for part in re.split(r"(?<=[\w!-~])(?=\n)", text):  # no token reaches over such a place
+            yield [str(i) for i in self.bpe.encode(part)]
+        if len(self.bpe.cache) > 500_000:
+            self.bpe.cache.clear()
+
+
+def read(path):
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        raise Failure(f"{path} is not UTF-8: convert it or take it away.") from None
+
+
+def check_document(path):
+    """The path with the document's size in bytes, 0 for one without words."""
+    return path, path.stat().st_size if read(path).strip() else 0
+
+
+def encode_document(path):
+    """The document's line of tokens and its counts."""
+    text = read(path)
+    parts = [part for part in encoding.encode(text) if part]
+    tokens = sum(map(len, parts)) + 1
+    counts = {"documents": 1, "words": len(text.split()), "tokens": tokens}
+    return " ".join(map(" ".join, parts)), counts | {"bytes": path.stat().st_size}
+
+
+def start_worker(load=None, *arguments):
+    global encoding
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends the work
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    encoding = load and load(*arguments)
+
+
+def in_parallel(function, items, workers, *start):
+    """Yield the function's results in order, with few of them in memory at any time."""
+    with ProcessPoolExecutor(workers, initializer=start_worker, initargs=start) as pool:
+        running = deque()
+        for item in items:
+            running.append(pool.submit(function, item))
+            if len(running) > 2 * workers:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+
+
+def find_documents(folder, workers):
+    """The paths and sizes of every split's documents, each of them read once to check it."""
+    if not folder.is_dir():
+        raise Failure(f"{folder} is no folder: give one that holds train/, validation/ and test/.")
+    documents = {}
+    for split, names in SPLITS.items():
+        found = [folder / name for name in names if (folder / name).is_dir()]
+        if len(found) > 1:
+            raise Failure(f"{found[0]} and {found[1]} both exist: keep one of them.")
+        paths = sorted(found[0].glob("*.txt")) if found else []
+        checked = in_parallel(check_document, paths, workers)
+        checked = list(tqdm(checked, f"checking {split}", len(paths), unit="doc", disable=None))
+        for path, size in checked:
+            if not size:
+                print(f"{path} is empty and left out.")
+        documents[split] = [(path, size) for path, size in checked if size]
+        if not documents[split]:
+            print(f"{folder / names[0]} has no documents (*.txt): there will be no {split} split.")
+    return {split: found for split, found in documents.items() if found}
+
+
+def sample(documents):
+    """Yield the lines of an extract of every document, at most SAMPLE_BYTES together."""
+    chance = random.Random(0)
+    share = SAMPLE_BYTES / sum(size for _, size in documents)
+    left = SAMPLE_BYTES
+    for path, size in chance.sample(documents, len(documents)):
+        length = min(size, left, max(int(size * share), SMALLEST_EXTRACT))
+        left -= length
+        with open(path, "rb") as file:
+            file.seek(chance.randint(0, size - length))
+            text = file.read(length).decode("utf-8", "ignore")
+        for line in text.split("\n"):
+            line = re.sub(r"[^\S ]", " ", line)  # fairseq would drop a tab in a piece
+            yield from (line[i : i + 1000] for i in range(0, len(line), 1000))
+
+
+def train_model(documents, vocab_size, path):
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=sample(documents),
+            model_writer=model,
+            model_type="bpe",  # as short as unigram here, and ten times as quick to train
+            vocab_size=vocab_size,
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            add_dummy_prefix=False,
+            allow_whitespace_only_pieces=True,
+            pad_id=3,  # no piece may look like one of fairseq's four special symbols
+            minloglevel=3,
+        )
+    except RuntimeError as error:
+        reason = str(error).rsplit("] ", 1)[-1].strip().rstrip(".")
+        raise Failure(f"--vocab-size {vocab_size} does not fit the text: {reason}.") from None
+    path.write_bytes(model.getvalue())
+
+
+def encode_split(documents, output, workers, *load):
+    """Write a line of tokens for every document and return the split's counts."""
+    counts, size = Counter(), sum(size for _, size in documents)
+    bar = tqdm(None, f"encoding {output.name}", size, unit="B", unit_scale=True, disable=None)
+    with bar, open(output, "w", encoding="utf-8", newline="\n") as file:
+        paths = [path for path, _ in documents]
+        for line, document in in_parallel(encode_document, paths, workers, *load):
+            file.write(line + "\n")
+            counts.update(document)
+            bar.update(document["bytes"])
+    return dict(counts)
+
+
+def binarize(counts, folder, output, workers):
+    """Run fairseq-preprocess on the folder's text and check that all of it arrived."""
+    print("binarizing with fairseq-preprocess ...", flush=True)
+    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--only-source"]
+    command += ["--srcdict", folder / "dict.txt", "--destdir", output, "--workers", str(workers)]
+    for split in counts:
+        command += [f"--{split}pref", folder / split]
+    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if run.returncode:
+        reason = (run.stdout.strip().splitlines() or ["no message"])[-1]
+        raise Failure(f"fairseq-preprocess failed with code {run.returncode}: {reason}")
+    Path(output, "preprocess.log").unlink()
+    from fairseq.data.indexed_dataset import MMapIndexedDataset
+
+    for split, wanted in counts.items():
+        data = MMapIndexedDataset(str(output / split))
+        if (len(data), int(data.sizes.sum())) != (wanted["documents"], wanted["tokens"]):
+            raise Failure(f"fairseq-preprocess lost text of {split}: try --workers 1.")
+
+
+def prepare(args):
+    new_model = args.bpe == "sentencepiece" and not args.spm_model
+    if args.workers < 1:
+        raise Failure("--workers must be at least 1.")
+    if (args.bpe == "gpt2") != bool(args.gpt2_bpe):
+        raise Failure("--bpe gpt2 and --gpt2-bpe DIR belong together: give both or neither.")
+    if args.spm_model and args.gpt2_bpe:
+        raise Failure("--spm-model is for --bpe sentencepiece: drop it or --bpe gpt2.")
+    if args.vocab_size is not None and args.vocab_size < 1:
+        raise Failure("--vocab-size must be at least 1.")
+    if args.vocab_size and not new_model:
+        raise Failure("--vocab-size comes with --spm-model or --bpe gpt2 already: drop it.")
+    output = args.output
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise Failure(f"{output} exists already: remove it or choose another output.")
+    load = (GPT2, args.gpt2_bpe) if args.gpt2_bpe else (SentencePiece, args.spm_model)
+    if not new_model:
+        load[0](load[1]).dictionary()  # fails now rather than later
+    documents = find_documents(args.input, args.workers)
+    if not documents or (new_model and "train" not in documents):
+        folder = args.input / "train" if documents else args.input
+        raise Failure(f"{folder} has no documents: put *.txt into train/, validation/ and test/.")
+
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
+        folder = Path(folder)
+        data = folder / "data"
+        data.mkdir()
+        if args.spm_model:
+            shutil.copyfile(args.spm_model, data / "spm.model")
+        if new_model:
+            print("training a SentencePiece model ...", flush=True)
+            train_model(documents["train"], args.vocab_size or 8000, data / "spm.model")
+            load = (SentencePiece, data / "spm.model")
+        Path(folder, "dict.txt").write_text(load[0](load[1]).dictionary(), "utf-8")
+        counts = {}
+        for split, found in documents.items():
+            counts[split] = encode_split(found, folder / split, args.workers, *load)
+        binarize(counts, folder, data, args.workers)
+        summary = json.dumps({"encoding": args.bpe, **counts}, indent=2)
+        Path(data, "documents.json").write_text(summary + "\n")
+        data.replace(output)
+
+    print(f"{'split':6}{'documents':>10}{'words':>15}{'tokens':>15}")
+    for split, count in counts.items():
+        print(f"{split:6}{count['documents']:10,}{count['words']:15,}{count['tokens']:15,}")
+    print(f"Next: fairseq-train {output} --user-dir fairseq_inf ...")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("input", type=Path, help="folder with train/, validation/ and test/")
+    parser.add_argument("output", type=Path, help="data-bin to write, new or empty")
+    parser.add_argument("--bpe", choices=["sentencepiece", "gpt2"], default="sentencepiece")
+    parser.add_argument("--vocab-size", type=int, help="of a new SentencePiece model (8000)")
+    parser.add_argument("--spm-model", type=Path, help="use this model instead of a new one")
+    parser.add_argument("--gpt2-bpe", type=Path, help="folder with encoder.json and vocab.bpe")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        prepare(parser.parse_args())
+    except Failure as failure:
+        sys.exit(str(failure))
+    except KeyboardInterrupt:
+        sys.exit("Interrupted: nothing was written.")
+    except BrokenProcessPool:
+        sys.exit("A worker was killed, most likely for lack of memory: use fewer --workers.")
+    except OSError as error:
+        sys.exit(f"{error.filename or 'The output'} cannot be used: {error.strerror}.")
+
+
+if __name__ == "__main__":
+    main()
