@@ -146,14 +146,11 @@ def in_parallel(function, items, workers, *start):
 
 def find_documents(folder, workers):
     """The paths and sizes of every split's documents, each of them read once to check it."""
-    if not folder.is_dir():
-        raise Failure(f"{folder} is no folder: give one that holds train/, validation/ and test/.")
+    if all((folder / name).is_dir() for name in SPLITS["valid"]):
+        raise Failure(f"{folder} has both validation/ and valid/: keep one of them.")
     documents = {}
     for split, names in SPLITS.items():
-        found = [folder / name for name in names if (folder / name).is_dir()]
-        if len(found) > 1:
-            raise Failure(f"{found[0]} and {found[1]} both exist: keep one of them.")
-        paths = sorted(found[0].glob("*.txt")) if found else []
+        paths = sorted(path for name in names for path in (folder / name).glob("*.txt"))
         checked = in_parallel(check_document, paths, workers)
         checked = list(tqdm(checked, f"checking {split}", len(paths), unit="doc", disable=None))
         for path, size in checked:
@@ -198,8 +195,11 @@ def train_model(documents, vocab_size, path):
             minloglevel=3,
         )
     except RuntimeError as error:
-        reason = str(error).rsplit("] ", 1)[-1].strip().rstrip(".")
-        raise Failure(f"--vocab-size {vocab_size} does not fit the text: {reason}.") from None
+        limit = re.search(r"(?P<most><=)? (\d+)\D*$", str(error).split("Increase")[0])
+        if not limit:
+            raise
+        range_end = "allows at most" if limit["most"] else "needs at least"
+        raise Failure(f"--vocab-size {vocab_size}: this text {range_end} {limit[2]}.") from None
     path.write_bytes(model.getvalue())
 
 
@@ -216,24 +216,24 @@ def encode_split(documents, output, workers, *load):
     return dict(counts)
 
 
-def binarize(counts, folder, output, workers):
+def binarize(counts, folder, data, workers):
     """Run fairseq-preprocess on the folder's text and check that all of it arrived."""
     print("binarizing with fairseq-preprocess ...", flush=True)
     command = [sys.executable, "-m", "fairseq_cli.preprocess", "--only-source"]
-    command += ["--srcdict", folder / "dict.txt", "--destdir", output, "--workers", str(workers)]
+    command += ["--srcdict", folder / "dict.txt", "--destdir", data, "--workers", str(workers)]
     for split in counts:
         command += [f"--{split}pref", folder / split]
     run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if run.returncode:
         reason = (run.stdout.strip().splitlines() or ["no message"])[-1]
         raise Failure(f"fairseq-preprocess failed with code {run.returncode}: {reason}")
-    Path(output, "preprocess.log").unlink()
+    Path(data, "preprocess.log").unlink()
     from fairseq.data.indexed_dataset import MMapIndexedDataset
 
-    for split, wanted in counts.items():
-        data = MMapIndexedDataset(str(output / split))
-        if (len(data), int(data.sizes.sum())) != (wanted["documents"], wanted["tokens"]):
-            raise Failure(f"fairseq-preprocess lost text of {split}: try --workers 1.")
+    for split, count in counts.items():
+        dataset = MMapIndexedDataset(str(data / split))
+        if (len(dataset), dataset.sizes.sum()) != (count["documents"], count["tokens"]):
+            raise Failure(f"fairseq-preprocess did not keep all text of {split}: use --workers 1.")
 
 
 def prepare(args):
@@ -244,8 +244,8 @@ def prepare(args):
         raise Failure("--bpe gpt2 and --gpt2-bpe DIR belong together: give both or neither.")
     if args.spm_model and args.gpt2_bpe:
         raise Failure("--spm-model is for --bpe sentencepiece: drop it or --bpe gpt2.")
-    if args.vocab_size is not None and args.vocab_size < 1:
-        raise Failure("--vocab-size must be at least 1.")
+    if args.vocab_size is not None and args.vocab_size <= 260:
+        raise Failure("--vocab-size must be above 260, the bytes and special symbols it holds.")
     if args.vocab_size and not new_model:
         raise Failure("--vocab-size comes with --spm-model or --bpe gpt2 already: drop it.")
     output = args.output
@@ -254,13 +254,19 @@ def prepare(args):
     load = (GPT2, args.gpt2_bpe) if args.gpt2_bpe else (SentencePiece, args.spm_model)
     if not new_model:
         load[0](load[1]).dictionary()  # fails now rather than later
-    documents = find_documents(args.input, args.workers)
-    if not documents or (new_model and "train" not in documents):
-        folder = args.input / "train" if documents else args.input
-        raise Failure(f"{folder} has no documents: put *.txt into train/, validation/ and test/.")
-
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
+    if not args.input.is_dir():
+        raise Failure(f"{args.input} is no folder: it must hold train/, validation/ and test/.")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.")
+    except OSError as error:
+        raise Failure(f"{output} cannot be written: {error.strerror}.") from None
+    with scratch as folder:
+        documents = find_documents(args.input, args.workers)
+        if new_model and "train" not in documents:
+            raise Failure(f"{args.input}/train has no documents: add some or give --spm-model.")
+        if not documents:
+            raise Failure(f"{args.input} has no documents in train/, validation/ or test/.")
         folder = Path(folder)
         data = folder / "data"
         data.mkdir()

@@ -18,7 +18,7 @@ from .state import State
 
 @dataclass
 class ContinuousState(State):
-    coefficients: torch.Tensor  # B x N x e, float32: the signal is X(t) = B^T psi(t)
+    coefficients: torch.Tensor  # B x N x e, never in half precision: X(t) = B^T psi(t)
     histogram: torch.Tensor  # B x D: where the last segment looked; zeros when not sticky
     tokens: torch.Tensor  # B: how many vectors the signal holds; 0 is an empty memory
 
@@ -61,7 +61,7 @@ def plan_write(counts, tokens, threshold=0):
 
 
 @lru_cache(maxsize=256)
-def update_operators(num_basis, widths, tau, samples, ridge, count, first, device):
+def update_operators(num_basis, widths, tau, samples, ridge, count, first, dtype, device):
     """The linear maps of one write, B <- A B + C X, for `count` new vectors.
 
     First write: t_i = i/T and only C = G^T.  Later: the past is sampled at m/M and fitted at
@@ -71,12 +71,18 @@ def update_operators(num_basis, widths, tau, samples, ridge, count, first, devic
     basis = GaussianBasis(num_basis, widths)
     new = torch.arange(1, count + 1, dtype=torch.float64) / count
     if first:
-        return None, None, ridge_operator(basis, new, ridge).T.float().contiguous().to(device)
+        fit = ridge_operator(basis, new, ridge).T
+        return None, None, fit.to(device, dtype).contiguous()
     even = torch.arange(1, samples + 1, dtype=torch.float64) / samples
     g = ridge_operator(basis, torch.cat([tau * even, tau + (1 - tau) * new]), ridge).T
     past, fit = g[:, :samples], g[:, samples:]
     carry = past @ basis.evaluate(even)
-    return tuple(x.float().contiguous().to(device) for x in (carry, past, fit))
+    return tuple(x.to(device, dtype).contiguous() for x in (carry, past, fit))
+
+
+def _exact(dtype):
+    """Regression, densities and samples are computed in float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 class ContinuousMemory(nn.Module):
@@ -128,9 +134,12 @@ class ContinuousMemory(nn.Module):
             nn.init.xavier_uniform_(linear.weight)
 
     def initial_state(self, rows, device=None):
+        exact = _exact(self.key.weight.dtype)
         return ContinuousState(
-            coefficients=torch.zeros(rows, self.num_basis, self.dim, device=device),
-            histogram=torch.zeros(rows, self.bins if self.sticky else 0, device=device),
+            coefficients=torch.zeros(rows, self.num_basis, self.dim, dtype=exact, device=device),
+            histogram=torch.zeros(
+                rows, self.bins if self.sticky else 0, dtype=exact, device=device
+            ),
             tokens=torch.zeros(rows, dtype=torch.long, device=device),
         )
 
@@ -161,10 +170,10 @@ class ContinuousMemory(nn.Module):
                 parts.append(old)
                 continue
             x = vectors if rows is None else vectors[rows]
-            x = self._gated(x[:, x.size(1) - count :]).float()
+            x = self._gated(x[:, x.size(1) - count :]).to(old.dtype)
             carry, past, fit = update_operators(
                 self.num_basis, self.basis.distinct_widths, self.tau, self.samples, self.ridge,
-                count, first, x.device,
+                count, first, x.dtype, x.device,
             )  # fmt: skip
             new = fit @ x
             if not first:
@@ -191,10 +200,10 @@ class ContinuousMemory(nn.Module):
         if self.training:
             if key is None:
                 key = torch.zeros(rows, dtype=torch.long, device=histogram.device)
-            levels = uniform(key + self.seed, self.samples).sort(dim=-1).values
+            levels = uniform(key + self.seed, self.samples).sort(dim=-1).values.to(histogram)
         else:
             steps = torch.arange(self.samples, device=histogram.device)
-            levels = ((steps + 0.5) / self.samples).expand(rows, -1)
+            levels = ((steps.to(histogram) + 0.5) / self.samples).expand(rows, -1)
         return histogram_quantiles(histogram, levels)
 
     def _read(self, query, coefficients):
@@ -204,10 +213,11 @@ class ContinuousMemory(nn.Module):
         """
         b, h, t, d = query.shape
         with torch.autocast(query.device.type, enabled=False):
-            probes = self.locate.weight.float() @ coefficients  # B x 2 x e
-            probes = F.linear(probes, self.key.weight.float())
+            exact = coefficients.dtype
+            probes = self.locate.weight.to(exact) @ coefficients  # B x 2 x e
+            probes = F.linear(probes, self.key.weight.to(exact))
             probes = probes.view(b, 2, h, d).permute(0, 2, 3, 1)  # B x H x d x 2
-            logits = query.float() @ (probes / math.sqrt(d)) + self.locate.bias.float()
+            logits = query.to(exact) @ (probes / math.sqrt(d)) + self.locate.bias.to(exact)
             mu, var = logits.unbind(-1)
             density = GaussianDensity(torch.sigmoid(mu), F.softplus(var).clamp(min=1e-6))
             weights = density.expect(self.basis).to(query.dtype)  # B x H x T x N
@@ -219,8 +229,8 @@ class ContinuousMemory(nn.Module):
     @torch.no_grad()
     def _histogram(self, density, mask, state):
         """Share of the last segment's densities, over heads and real tokens, in each of D bins."""
-        b, h, t = density.mu.shape
-        edges = torch.linspace(0, 1, self.bins + 1, device=density.mu.device)
+        like = density.mu
+        edges = torch.linspace(0, 1, self.bins + 1, dtype=like.dtype, device=like.device)
         below = density.cdf(edges)  # B x H x T x D+1
         if mask is None:
             total = below.sum(dim=(1, 2))

@@ -32,7 +32,7 @@ class SegmentPlan:
     stm_length: int
     stm_visible: int  # the longest short-term memory of any row
     distances: torch.Tensor  # P+1 x e
-    hidden: torch.Tensor  # what a query must not see, broadcastable to B x 1 x T x P
+    hidden: torch.Tensor  # -inf where a query must not look, broadcastable to B x 1 x T x P
     lengths: torch.Tensor | None  # B: real tokens, None if there is no padding
     mask: torch.Tensor | None  # B x T: true for real tokens, None if there is no padding
     write: object  # WritePlan of the long-term memories
@@ -40,9 +40,10 @@ class SegmentPlan:
 
 
 @lru_cache(maxsize=32)
-def _causal(queries, past, device):
-    """Query i may see the keys up to past + i."""
-    return torch.ones(queries, past + queries, dtype=torch.bool, device=device).triu(past + 1)
+def _causal(queries, past, dtype, device):
+    """0 for the keys that query i may see, up to past + i, and -inf for the others."""
+    hidden = torch.full((queries, past + queries), -torch.inf, dtype=dtype, device=device)
+    return hidden.triu(past + 1)
 
 
 class MemoryDecoder(FairseqDecoder):
@@ -154,11 +155,12 @@ class MemoryDecoder(FairseqDecoder):
         filled = state.filled.tolist()
         visible = [min(count, self.stm_length) for count in filled]
         longest = max(visible)
-        hidden = _causal(t, longest, tokens.device)
+        like = self.layers[0].inner.weight
+        hidden = _causal(t, longest, like.dtype, tokens.device)
         if min(visible) < longest:
             past = torch.arange(longest + t, device=tokens.device)
             absent = past < longest - state.filled.clamp(max=self.stm_length)[:, None]  # B x P
-            hidden = hidden | absent[:, None, None]
+            hidden = hidden.masked_fill(absent[:, None, None], -torch.inf)
         mask = None
         if lengths is not None:
             if min(lengths.tolist()) < t:
@@ -169,7 +171,6 @@ class MemoryDecoder(FairseqDecoder):
         if state.memories and self.ltm_enabled:
             left = [max(count - self.stm_length, 0) for count in filled]
             write = plan_write(left, state.memories[0].tokens, self.ltm_threshold)
-        like = self.layers[0].inner.weight
         positions = torch.arange(longest + t - 1, -2, -1, device=tokens.device)
         distances = self.dropout(sinusoids(positions, self.dim).to(like.dtype))
         return SegmentPlan(

@@ -31,32 +31,33 @@ class RelativeAttention(nn.Module):
         self.key_value = nn.Linear(dim, 2 * dim, bias=False)
         self.position = nn.Linear(dim, dim, bias=False)
         self.output = nn.Linear(dim, dim, bias=False)
-        self.content_bias = nn.Parameter(torch.zeros(num_heads, 1, self.head_dim))  # u
-        self.position_bias = nn.Parameter(torch.zeros(num_heads, 1, self.head_dim))  # v
+        self.content_bias = nn.Parameter(torch.zeros(num_heads, self.head_dim))  # u
+        self.position_bias = nn.Parameter(torch.zeros(num_heads, self.head_dim))  # v
         for linear in (self.query, self.key_value, self.position, self.output):
             nn.init.xavier_uniform_(linear.weight)
 
     def forward(self, x, context, distances, hidden):
         """x: B x T x e, the queries' vectors.  context: B x P x e, those of the keys, x last.
         distances: P+1 x e, `sinusoids` of P-1, P-2 .. 0, -1.  hidden: broadcastable to
-        B x 1 x T x P, true where a query must not look.
+        B x H x T x P, -inf where a query must not look and 0 elsewhere.
         -> B x T x e, and the queries themselves, B x H x T x d"""
         b, t, e = x.shape
         p, h, d = context.size(1), self.num_heads, self.head_dim
-        query = self.query(x).view(b, t, h, d).transpose(1, 2)
+        query = self.query(x).view(b, t, h, d)
         key, value = self.key_value(context).view(b, p, 2, h, d).permute(2, 0, 3, 1, 4)
         relative = self.position(distances).view(p + 1, h, d).permute(1, 2, 0)  # H x d x P+1
 
         # Column c of these scores is for distance P-1-c, and row i wants key j at column
         # T-1-i+j.  With P+1 columns in a row that is one straight cut of the flattened scores.
-        scores = ((query + self.position_bias) / math.sqrt(d)) @ relative  # B x H x T x P+1
-        bias = scores.flatten(2)[..., t - 1 : t - 1 + t * p].unflatten(2, (t, p))
-        bias = bias.masked_fill(hidden, float("-inf"))
+        shifted = (query + self.position_bias) / math.sqrt(d)
+        scores = shifted.flatten(0, 1).transpose(0, 1) @ relative  # H x BT x P+1
+        scores = scores.view(h, b, t * (p + 1))[..., t - 1 : t - 1 + t * p]
+        bias = scores.unflatten(2, (t, p)).transpose(0, 1) + hidden  # B x H x T x P
         out = F.scaled_dot_product_attention(
-            query + self.content_bias,
+            (query + self.content_bias).transpose(1, 2),
             key,
             value,
             attn_mask=bias,
             dropout_p=self.dropout if self.training else 0.0,
         )
-        return self.output(out.transpose(1, 2).reshape(b, t, e)), query
+        return self.output(out.transpose(1, 2).reshape(b, t, e)), query.transpose(1, 2)

@@ -1,0 +1,87 @@
+"""The equations of the paper, one row, one head, one query at a time: what the fast code equals."""
+
+import math
+
+import torch
+
+
+def psi(t, centers, widths):
+    return torch.stack(
+        [
+            torch.exp(-0.5 * ((t - c) / s) ** 2) / (s * math.sqrt(2 * math.pi))
+            for c, s in zip(centers, widths, strict=True)
+        ]
+    )
+
+
+def fit(x, positions, centers, widths, ridge):
+    """B = (F F^T + ridge I)^-1 F X.  -> N x e"""
+    f = torch.stack([psi(t, centers, widths) for t in positions], dim=1)  # N x T
+    return torch.linalg.inv(f @ f.T + ridge * torch.eye(len(centers), dtype=f.dtype)) @ f @ x
+
+
+def gate(x, conv):
+    """sigmoid(CNN(X)) * X for one row.  T x e -> T x e"""
+    return torch.sigmoid(conv(x.T[None])[0].T) * x
+
+
+def write(memory, x, old, at=None):
+    """One row's new coefficients.  at: where the past is sampled; m/M if None."""
+    centers, widths = memory.basis.centers.to(x), memory.basis.widths.to(x)
+    x = gate(x, memory.gate)
+    t = torch.arange(1, len(x) + 1, dtype=x.dtype) / len(x)
+    if old is None:
+        return fit(x, t, centers, widths, memory.ridge)
+    even = torch.arange(1, memory.samples + 1, dtype=x.dtype) / memory.samples
+    past = torch.stack([old.T @ psi(p, centers, widths) for p in (even if at is None else at)])
+    places = torch.cat([memory.tau * even, memory.tau + (1 - memory.tau) * t])
+    return fit(torch.cat([past, x]), places, centers, widths, memory.ridge)
+
+
+def read(memory, query, coefficients):
+    """One row.  query: H x T x d, coefficients: N x e.  -> T x e, mu, var: H x T"""
+    h, t, d = query.shape
+    centers, widths = memory.basis.centers.to(query), memory.basis.widths.to(query)
+    keys = coefficients @ memory.key.weight.T  # N x e
+    values = coefficients @ memory.value.weight.T
+    z, mu, var = [], [], []
+    for head in range(h):
+        k, v = keys[:, head * d : (head + 1) * d], values[:, head * d : (head + 1) * d]
+        for i in range(t):
+            scores = k @ query[head, i] / math.sqrt(d)  # N
+            a, b = memory.locate(scores)
+            m, s = torch.sigmoid(a), torch.nn.functional.softplus(b).clamp(min=1e-6)
+            r = torch.stack(
+                [
+                    torch.exp(-0.5 * (m - c) ** 2 / (s + w**2)) / torch.sqrt(2 * math.pi * (s + w**2))
+                    for c, w in zip(centers, widths, strict=True)
+                ]
+            )
+            z.append(v.T @ r)
+            mu.append(m)
+            var.append(s)
+    z = torch.stack(z).view(h, t, d).transpose(0, 1).reshape(t, h * d)
+    return z @ memory.output.weight.T, torch.stack(mu).view(h, t), torch.stack(var).view(h, t)
+
+
+def relative_attention(module, x, context):
+    """Transformer-XL's attention of one row, score by score.  x: T x e, context: P x e."""
+    from fairseq_inf.modules import sinusoids
+
+    t, e = x.shape
+    p, h, d = len(context), module.num_heads, module.head_dim
+    query = module.query(x).view(t, h, d)
+    key, value = module.key_value(context).view(p, 2, h, d).unbind(1)
+    out = torch.zeros(t, h, d, dtype=x.dtype)
+    for i in range(t):
+        for head in range(h):
+            scores = []
+            for j in range(p - t + i + 1):
+                distance = torch.tensor([p - t + i - j])
+                r = module.position(sinusoids(distance, e).to(x.dtype)).view(h, d)[head]
+                content = (query[i, head] + module.content_bias[head]) @ key[j, head]
+                position = (query[i, head] + module.position_bias[head]) @ r
+                scores.append((content + position) / math.sqrt(d))
+            weights = torch.softmax(torch.stack(scores), dim=0)
+            out[i, head] = weights @ value[: len(scores), head]
+    return module.output(out.view(t, e))

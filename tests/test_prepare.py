@@ -1,0 +1,346 @@
+"""The data preparation, run as a user runs it."""
+
+import filecmp
+import http.server
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+import urllib.parse
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from fairseq.data import Dictionary
+from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode, get_encoder
+from fairseq.data.indexed_dataset import MMapIndexedDataset
+
+ROOT = Path(__file__).resolve().parent.parent
+PREPARE = ROOT / "scripts" / "prepare_documents.py"
+STDLIB = ROOT / "scripts" / "stdlib_corpus.py"
+PG19 = ROOT / "examples" / "pg19" / "prepare.sh"
+SENTENCE = "The memory keeps what the window has lost, line by line and page by page."
+AWKWARD = [
+    "def f(x):\n\treturn  x   # two blanks, three blanks\n\n\n",
+    "  a blank in front, one behind \nand no line break at the end",
+    "<s> </s> <pad> <unk> <n> <0x0A> \\n \u2581 \u2581x\u2581",
+    "windows\r\nold mac\rno-break\u00a0space\u2028line\u0085next\x0c\x1d\ufeff",
+    "λόγος 記憶 🧠 never seen in training é e\u0301",
+    "one line " * 20_000,
+]
+
+
+def run(*command, **options):
+    command = [str(part) for part in command]
+    if command[0].endswith(".py"):
+        command = [sys.executable, *command]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+
+
+def write(folder, texts):
+    folder.mkdir(parents=True)
+    for number, text in enumerate(texts):
+        Path(folder, f"{number:02}.txt").write_bytes(text.encode())
+
+
+def documents(folder):
+    """The texts below a split's folder as the script is to read them."""
+    texts = [path.read_bytes().decode() for path in sorted(folder.glob("*.txt"))]
+    return [text for text in texts if text.strip()]
+
+
+def decoder(data):
+    """A function from a list of data-bin symbols to text."""
+    model = sentencepiece.SentencePieceProcessor(model_file=str(data / "spm.model"))
+    return model.decode
+
+
+def check(data, source, decode):
+    """Every document of the source is one item of the data-bin, and nothing is lost in it."""
+    dictionary = Dictionary.load(str(data / "dict.txt"))
+    counts = json.loads(Path(data, "documents.json").read_text())
+    folders = {"train": "train", "valid": "validation", "test": "test"}
+    for split in [split for split in counts if split != "encoding"]:
+        texts = documents(source / folders[split])
+        dataset = MMapIndexedDataset(str(data / split))
+        items = [dataset[i].tolist() for i in range(len(dataset))]
+        assert [decode([dictionary[i] for i in item[:-1]]) for item in items] == texts
+        assert [item.index(dictionary.eos()) for item in items] == [len(i) - 1 for i in items]
+        assert not any({dictionary.unk(), dictionary.pad()} & set(item) for item in items)
+        assert counts[split] == {
+            "documents": len(texts),
+            "words": sum(len(text.split()) for text in texts),
+            "tokens": sum(map(len, items)),
+            "bytes": sum(len(text.encode()) for text in texts),
+        }
+    return counts
+
+
+def assert_same_files(one, other):
+    names = sorted(path.name for path in one.iterdir())
+    assert names == sorted(path.name for path in other.iterdir())
+    assert filecmp.cmpfiles(one, other, names, shallow=False)[0] == names
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """A small folder of documents and the data-bin made of it with three workers."""
+    folder = tmp_path_factory.mktemp("corpus")
+    source, data = folder / "documents", folder / "data-bin"
+    write(source / "train", [f"{SENTENCE}\n    {i}\n" * 20 for i in range(7)] + ["", " \n\t\n"])
+    write(source / "validation", AWKWARD)
+    write(source / "test", [SENTENCE])
+    Path(source, "metadata.csv").write_text("id,title\n")
+    result = run(PREPARE, source, data, "--vocab-size", 330, "--workers", 3)
+    assert result.returncode == 0, result.stderr
+    return source, data, result.stdout
+
+
+def test_documents_stay_apart_and_decode_to_themselves(corpus):
+    source, data, output = corpus
+    counts = check(data, source, decoder(data))
+    assert counts["encoding"] == "sentencepiece"
+    assert [counts[split]["documents"] for split in ("train", "valid", "test")] == [7, 6, 1]
+    assert len(Dictionary.load(str(data / "dict.txt"))) == 330
+    assert "07.txt is empty" in output and "08.txt is empty" in output
+    assert sorted(path.name for path in data.iterdir()) == [
+        "dict.txt",
+        "documents.json",
+        "spm.model",
+        *(f"{split}.{end}" for split in ("test", "train", "valid") for end in ("bin", "idx")),
+    ]
+    assert set(data.parent.iterdir()) == {source, data}
+
+
+def test_two_runs_give_the_same_bytes(corpus, tmp_path):
+    source, data, _ = corpus
+    result = run(PREPARE, source, tmp_path / "again", "--vocab-size", 330, "--workers", 1)
+    assert result.returncode == 0, result.stderr
+    assert_same_files(data, tmp_path / "again")
+
+
+def test_model_is_reused_without_a_train_split(corpus, tmp_path):
+    source, data, _ = corpus
+    write(tmp_path / "in" / "validation", AWKWARD)
+    result = run(PREPARE, tmp_path / "in", tmp_path / "out", "--spm-model", data / "spm.model")
+    assert result.returncode == 0, result.stderr
+    assert f"{tmp_path}/in/train has no documents" in result.stdout
+    assert f"{tmp_path}/in/test has no documents" in result.stdout
+    for name in ("spm.model", "dict.txt", "valid.bin", "valid.idx"):
+        assert filecmp.cmp(data / name, tmp_path / "out" / name, shallow=False), name
+    assert not Path(tmp_path, "out", "train.bin").exists()
+
+
+@pytest.fixture
+def gpt2(tmp_path):
+    """Tables in GPT-2's form with the 256 bytes and two merges."""
+    folder = tmp_path / "gpt2"
+    folder.mkdir()
+    symbols = [*bytes_to_unicode().values(), "th", "the"]
+    Path(folder, "encoder.json").write_text(json.dumps({s: i for i, s in enumerate(symbols)}))
+    Path(folder, "vocab.bpe").write_text("#version: 0.2\nt h\nth e\n")
+    return folder
+
+
+def gpt2_decoder(folder):
+    bpe = get_encoder(folder / "encoder.json", folder / "vocab.bpe")
+    return lambda symbols: bpe.decode([int(symbol) for symbol in symbols])
+
+
+def test_gpt2_encoding(corpus, tmp_path, gpt2):
+    source = corpus[0]
+    data = tmp_path / "data-bin"
+    result = run(PREPARE, source, data, "--bpe", "gpt2", "--gpt2-bpe", gpt2, "--workers", 2)
+    assert result.returncode == 0, result.stderr
+    counts = check(data, source, gpt2_decoder(gpt2))
+    bpe = get_encoder(gpt2 / "encoder.json", gpt2 / "vocab.bpe")
+    assert counts["valid"]["tokens"] == sum(len(bpe.encode(text)) + 1 for text in AWKWARD)
+    assert counts["encoding"] == "gpt2"
+    assert not Path(data, "spm.model").exists()
+
+
+@pytest.mark.parametrize("encoding", ["sentencepiece", "gpt2"])
+def test_books_of_pg19(encoding, tmp_path):
+    if "FAIRSEQ_INF_DATA" not in os.environ:
+        pytest.skip("FAIRSEQ_INF_DATA does not name a folder with pg19/ and gpt2_bpe/")
+    given = Path(os.environ["FAIRSEQ_INF_DATA"])
+    source, data = tmp_path / "pg19", tmp_path / "data-bin"
+    for split in ("train", "validation", "test"):
+        books = sorted(given.glob(f"pg19/{split}/*.txt"), key=lambda book: book.stat().st_size)
+        write(source / split, [book.read_bytes().decode() for book in books[:2]])
+    if encoding == "gpt2":
+        options = ["--bpe", "gpt2", "--gpt2-bpe", given / "gpt2_bpe"]
+    else:
+        options = ["--vocab-size", 2000]
+    result = run(PREPARE, source, data, "--workers", 2, *options)
+    assert result.returncode == 0, result.stderr
+    if encoding == "gpt2":
+        counts = check(data, source, gpt2_decoder(given / "gpt2_bpe"))
+        assert filecmp.cmp(data / "dict.txt", given / "gpt2_bpe" / "dict.txt", shallow=False)
+    else:
+        counts = check(data, source, decoder(data))
+        model = sentencepiece.SentencePieceProcessor(model_file=str(data / "spm.model"))
+        direct = sum(len(model.encode(text)) + 1 for text in documents(source / "test"))
+        assert counts["test"]["tokens"] == direct
+    assert counts["train"]["documents"] == counts["valid"]["documents"] == 2
+
+
+def assert_refused(folder, named, *command, **options):
+    """The command fails with one sentence that names the culprit, and writes nothing."""
+    before = sorted(folder.rglob("*"))
+    result = run(*command, **options)
+    assert result.returncode != 0
+    assert str(named) in result.stderr, result.stderr
+    assert result.stderr.count("\n") == 1 and result.stderr.endswith(".\n"), result.stderr
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--workers", 0],
+        ["--vocab-size", 100],
+        ["--vocab-size", 9999],
+        ["--spm-model", "missing.model"],
+        ["--spm-model", __file__],
+        ["--vocab-size", 500, "--spm-model", "spm.model"],
+        ["--bpe", "gpt2"],
+        ["--gpt2-bpe", "missing"],
+        ["--gpt2-bpe", "missing", "--bpe", "gpt2"],
+    ],
+)
+def test_bad_flag_is_named(corpus, tmp_path, options):
+    assert_refused(tmp_path, options[0], PREPARE, corpus[0], tmp_path / "out", *options)
+
+
+def test_tables_that_do_not_belong_together_are_named(corpus, tmp_path, gpt2):
+    Path(gpt2, "vocab.bpe").write_text("#version: 0.2\nt h\nx y\n")
+    options = ["--bpe", "gpt2", "--gpt2-bpe", gpt2]
+    assert_refused(tmp_path, gpt2, PREPARE, corpus[0], tmp_path / "out", *options)
+
+
+def test_bad_folder_is_named(corpus, tmp_path):
+    out = tmp_path / "out"
+    assert_refused(tmp_path, tmp_path / "missing", PREPARE, tmp_path / "missing", out)
+    write(tmp_path / "empty" / "train", [])
+    assert_refused(tmp_path, tmp_path / "empty" / "train", PREPARE, tmp_path / "empty", out)
+    for name in ("valid", "validation"):
+        write(tmp_path / "both" / name, [SENTENCE])
+    assert_refused(tmp_path, tmp_path / "both", PREPARE, tmp_path / "both", out)
+    write(tmp_path / "latin" / "train", [SENTENCE])
+    latin = tmp_path / "latin" / "train" / "z.txt"
+    latin.write_bytes("café".encode("latin-1"))
+    assert_refused(tmp_path, latin, PREPARE, tmp_path / "latin", out)
+
+
+def test_existing_output_is_kept(corpus, tmp_path):
+    source, data, _ = corpus
+    before = {path: path.read_bytes() for path in data.iterdir()}
+    assert_refused(data.parent, data, PREPARE, source, data, "--vocab-size", 320)
+    assert {path: path.read_bytes() for path in data.iterdir()} == before
+    Path(tmp_path, "file").write_text("mine")
+    assert_refused(tmp_path, tmp_path / "file", PREPARE, source, tmp_path / "file")
+    assert Path(tmp_path, "file").read_text() == "mine"
+
+
+def test_interrupted_run_leaves_nothing(corpus, tmp_path):
+    command = [sys.executable, "-u", PREPARE, corpus[0], tmp_path / "out", "--vocab-size", "330"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        for line in process.stdout:
+            if line.startswith("binarizing"):
+                process.send_signal(signal.SIGTERM)
+        assert process.stderr.read() == "Interrupted: nothing was written.\n"
+    assert process.returncode != 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sample_is_bounded_and_takes_of_every_document(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("prepare_documents", PREPARE)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    monkeypatch.setattr(script, "SAMPLE_BYTES", 50_000)
+    write(tmp_path / "train", [f"é{i}\t{i}\n" * 5000 * (i + 1) for i in range(9)])
+    found = [(path, path.stat().st_size) for path in sorted(tmp_path.glob("train/*"))]
+    lines = list(script.sample(found))
+    assert 45_000 < sum(len(line.encode()) + 1 for line in lines) <= 50_000 + len(found)
+    assert {f"é{i} {i}" for i in range(9)} == set(lines) & {f"é{i} {i}" for i in range(9)}
+    assert "\t" not in "".join(lines)
+    assert lines == list(script.sample(found))
+    share = [sum(line == f"é{i} {i}" for line in lines) for i in range(9)]
+    assert share == sorted(share)
+
+
+def test_standard_library_as_documents(tmp_path):
+    result = run(STDLIB, tmp_path / "one")
+    assert result.returncode == 0, result.stderr
+    splits = ("train", "validation", "test")
+    names = {split: [p.stem for p in Path(tmp_path, "one", split).iterdir()] for split in splits}
+    every = sum(names.values(), [])
+    assert len(every) == len(set(every)) > 400
+    assert 0.85 < len(names["train"]) / len(every) < 0.95
+    assert all(len(names[split]) / len(every) > 0.03 for split in splits)
+    assert {"argparse", "json.decoder", "asyncio.__init__"} <= set(every)
+    assert not any({"test", "tests", "site-packages"} & set(n.split(".")[:-1]) for n in every)
+    (copy,) = tmp_path.glob("one/*/json.decoder.txt")
+    module = Path(sysconfig.get_paths()["stdlib"], "json", "decoder.py")
+    assert copy.read_bytes() == module.read_bytes()
+    assert all(str(len(names[split])) in result.stdout for split in splits)
+
+    assert run(STDLIB, tmp_path / "two").returncode == 0
+    for split in splits:
+        assert_same_files(tmp_path / "one" / split, tmp_path / "two" / split)
+    assert_refused(tmp_path, tmp_path / "one", STDLIB, tmp_path / "one")
+
+
+class Bucket(http.server.BaseHTTPRequestHandler):
+    """PG-19's bucket, with two names on a page of its list."""
+
+    files = {f"{s}/{i}.txt": f"{s} {i}" for s in ("train", "validation", "test") for i in range(5)}
+
+    def do_GET(self):
+        url = urllib.parse.urlparse(self.path)
+        query = {"prefix": "", "marker": "", **dict(urllib.parse.parse_qsl(url.query))}
+        name = url.path.removeprefix("/pg19").strip("/")
+        names = [n for n in sorted(self.files) if n.startswith(query["prefix"])]
+        keys = [f"<Key>{n}</Key>" for n in names if n > query["marker"]][:2]
+        text = {**self.files, "metadata.csv": "0,title", "": "".join(keys)}.get(name)
+        self.server.asked.append(name)
+        self.send_response(200 if text is not None else 404)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write((text or "").encode())
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+def test_pg19_download_resumes(tmp_path):
+    source, out = tmp_path / "data" / "pg19", tmp_path / "out"
+    write(source / "train", ["here already"])
+    Path(source, "train", "00.txt").rename(source / "train" / "3.txt")
+    write(out, ["in the way, so that nothing is prepared"])
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Bucket) as server:
+        server.asked = []
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        environment = {**os.environ, "PG19_URL": f"http://127.0.0.1:{server.server_port}/pg19"}
+        result = run("bash", PG19, "", out, cwd=tmp_path, env=environment)
+        server.shutdown()
+    assert f"{out} exists already" in result.stderr
+    found = {str(p.relative_to(source)): p.read_text() for p in source.glob("*/*")}
+    assert found == {**Bucket.files, "train/3.txt": "here already"}
+    assert "train/2.txt" in server.asked and "train/3.txt" not in server.asked
+
+
+def test_pg19_script_refuses(corpus, tmp_path):
+    offline = {**os.environ, "PG19_URL": "http://127.0.0.1:9"}
+    assert_refused(tmp_path, "PG19_DIR", "bash", PG19, cwd=tmp_path, env=offline)
+    gpt2 = {**os.environ, "BPE": "gpt2"}
+    assert_refused(tmp_path, "GPT2_BPE", "bash", PG19, corpus[0], cwd=tmp_path, env=gpt2)
+    assert "usage:" in run("bash", PG19, "--help").stdout
