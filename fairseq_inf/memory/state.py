@@ -68,7 +68,7 @@ def save_state(state, path, fingerprint):
     """Write a state and the fingerprint of the model that made it; never leaves half a file."""
     from safetensors.torch import save_file
 
-    tensors = {name: x.detach().cpu().contiguous() for name, x in state.tensors().items()}
+    tensors = {name: x.detach().cpu().clone().contiguous() for name, x in state.tensors().items()}
     partial = f"{path}.partial"
     try:
         save_file(tensors, partial, metadata={"schema": SCHEMA, "fingerprint": fingerprint})

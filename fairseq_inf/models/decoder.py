@@ -132,16 +132,19 @@ class MemoryDecoder(FairseqDecoder):
         if self.output_projection is not None:
             x = self.output_projection(x)
 
-        read = tokens.size(1) if plan.lengths is None else plan.lengths
+        read = plan.lengths
+        if read is None:
+            read = torch.full_like(state.filled, tokens.size(1))
         scattered = mix(tokens + mix(torch.arange(tokens.size(1), device=tokens.device)))
         if plan.mask is not None:
             scattered = scattered * plan.mask
+        key = torch.where(read > 0, mix(state.key + scattered.sum(dim=-1)), state.key)
         state = DecoderState(
             recent=tuple(recents),
             memories=tuple(memories),
             filled=state.filled.clamp(max=self.stm_length) + read,
             position=state.position + read,
-            key=mix(state.key + scattered.sum(dim=-1)),
+            key=key,
         )
         extra = {"densities": densities}
         if densities:

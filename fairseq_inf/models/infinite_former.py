@@ -133,12 +133,23 @@ class InfiniteFormerLM(FairseqLanguageModel):
 
 
 def check_sizes(cfg):
-    for name in ("decoder_layers", "decoder_embed_dim", "decoder_ffn_embed_dim"):
-        if getattr(cfg, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(cfg, name)}")
-    for name in ("stm_length", "ltm_basis"):
-        if getattr(cfg, name) < 0:
-            raise ValueError(f"--{name.replace('_', '-')} cannot be negative, got {getattr(cfg, name)}")
+    least = {
+        "decoder_layers": 1,
+        "decoder_embed_dim": 1,
+        "decoder_ffn_embed_dim": 1,
+        "decoder_attention_heads": 1,
+        "stm_length": 0,
+        "ltm_basis": 0,
+    }
+    for name, bound in least.items():
+        if getattr(cfg, name) < bound:
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(f"{flag} must be at least {bound}, got {getattr(cfg, name)}")
+    if cfg.decoder_embed_dim % cfg.decoder_attention_heads or cfg.decoder_embed_dim % 2:
+        raise ValueError(
+            f"--decoder-embed-dim {cfg.decoder_embed_dim} must be even and a multiple of "
+            f"--decoder-attention-heads {cfg.decoder_attention_heads}"
+        )
 
 
 def numbers(text, flag, kind):

@@ -13,7 +13,7 @@ def sinusoids(positions, dim):
     """[sin(p w_1) .. sin(p w_k), cos(p w_1) .. cos(p w_k)], w_i = 10000^(-2i/dim).  -> P x dim"""
     rates = 10000 ** (-torch.arange(0, dim, 2, device=positions.device, dtype=torch.float) / dim)
     angles = positions.float()[:, None] * rates
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)[:, :dim]
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
 class RelativeAttention(nn.Module):
@@ -21,11 +21,6 @@ class RelativeAttention(nn.Module):
 
     def __init__(self, dim, num_heads, dropout=0.0):
         super().__init__()
-        if dim % num_heads:
-            raise ValueError(
-                f"--decoder-embed-dim {dim} cannot be split evenly between "
-                f"--decoder-attention-heads {num_heads}"
-            )
         self.num_heads, self.head_dim, self.dropout = num_heads, dim // num_heads, dropout
         self.query = nn.Linear(dim, dim, bias=False)
         self.key_value = nn.Linear(dim, 2 * dim, bias=False)

@@ -1,0 +1,294 @@
+from types import SimpleNamespace
+
+import naive
+import pytest
+import torch
+from fairseq.data import Dictionary
+
+from fairseq_inf.models.infinite_former import InfiniteFormerConfig, InfiniteFormerLM
+from fairseq_inf.modules import RelativeAttention, sinusoids
+
+WORDS = 30
+
+
+def make_model(**kwargs):
+    torch.manual_seed(0)
+    dictionary = Dictionary()
+    for i in range(WORDS - len(dictionary)):
+        dictionary.add_symbol(f"w{i}")
+    sizes = {
+        "decoder_layers": 2,
+        "decoder_embed_dim": 16,
+        "decoder_ffn_embed_dim": 32,
+        "decoder_attention_heads": 2,
+        "dropout": 0.0,
+        "stm_length": 6,
+        "ltm_basis": 8,
+        "ltm_widths": "0.05,0.2",
+        "ltm_sticky": True,
+    }
+    cfg = InfiniteFormerConfig(**{**sizes, **kwargs})
+    cfg.seed = 1
+    model = InfiniteFormerLM.build_model(cfg, SimpleNamespace(source_dictionary=dictionary))
+    with torch.no_grad():  # weights that make the memory matter
+        for layer in model.decoder.layers:
+            if layer.memory is not None:
+                layer.memory.locate.weight.mul_(30)
+    return model.eval()
+
+
+def text(rows, length, seed=3):
+    return torch.randint(4, WORDS, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def stream(decoder, tokens, segment, state=None):
+    """Read the tokens segment by segment.  -> outputs, state"""
+    state = decoder.initial_state(len(tokens)) if state is None else state
+    outs = []
+    with torch.no_grad():
+        for part in tokens.split(segment, dim=1):
+            out, state, _ = decoder(part, state)
+            outs.append(out)
+    return torch.cat(outs, dim=1), state
+
+
+def assert_same(a, b, atol=1e-6):
+    for name, x in a.tensors().items():
+        assert torch.allclose(x, b.tensors()[name], atol=atol), name
+
+
+@pytest.mark.parametrize("queries,past", [(1, 0), (1, 5), (7, 0), (7, 4), (3, 9)])
+def test_attention_equals_the_naive_one_with_its_gradients(queries, past):
+    torch.manual_seed(1)
+    module = RelativeAttention(8, 2).double()
+    torch.nn.init.normal_(module.content_bias)
+    torch.nn.init.normal_(module.position_bias)
+    context = torch.randn(2, past + queries, 8, dtype=torch.float64)
+    x = context[:, past:].clone().requires_grad_()
+    full = torch.cat([context[:, :past], x], dim=1)
+    places = torch.arange(past + queries - 1, -2, -1)
+    hidden = torch.full((queries, past + queries), -torch.inf, dtype=torch.float64).triu(past + 1)
+    out, _ = module(x, full, sinusoids(places, 8).double(), hidden)
+    expected = torch.stack([naive.relative_attention(module, a, b) for a, b in zip(x, full, strict=True)])
+    assert torch.allclose(out, expected, atol=1e-6)
+    weight = torch.randn_like(out)
+    variables = [x, *module.parameters()]
+    fast = torch.autograd.grad((out * weight).sum(), variables, retain_graph=True)
+    slow = torch.autograd.grad((expected * weight).sum(), variables)
+    for a, b in zip(fast, slow, strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize("post_norm", [False, True])
+def test_short_term_memory_as_long_as_the_text_equals_one_long_segment(post_norm):
+    """Without a long-term memory, a cut stream is the same as an uncut one."""
+    decoder = make_model(ltm_basis=0, stm_length=63, decoder_post_norm=post_norm).decoder
+    tokens = text(2, 63)
+    whole, _ = stream(decoder, tokens, 63)
+    for segment in (1, 7, 10):
+        cut, _ = stream(decoder, tokens, segment)
+        assert torch.allclose(whole, cut, atol=1e-5)
+
+
+def test_what_leaves_the_short_term_memory_is_written_in_order():
+    """S = 6, segments of 4: nothing leaves after one, 2 after two, 4 after each later one."""
+    decoder = make_model().decoder
+    state = decoder.initial_state(1)
+    held = []
+    for part in text(1, 20).split(4, dim=1):
+        _, state, _ = decoder(part, state)
+        held.append((state.memories[0].tokens.item(), state.filled.item(), state.position.item()))
+    assert held == [(0, 4, 4), (0, 8, 8), (2, 10, 12), (6, 10, 16), (10, 10, 20)]
+
+
+def test_the_vectors_that_leave_are_the_oldest():
+    decoder = make_model(decoder_layers=1).decoder
+    _, state = stream(decoder, text(1, 8), 4)
+    tokens = text(1, 8)
+    source = decoder.layers[0].attention_norm(decoder.embed_tokens(tokens) * 4)
+    assert torch.allclose(state.recent[0][0, -8:], source[0], atol=1e-6)
+    _, after, _ = decoder(text(1, 4, seed=8), state)
+    alone = decoder.layers[0].memory
+    query = torch.zeros(1, 2, 1, 8)
+    _, _, expected = alone(query, source[:, :2], alone.initial_state(1))
+    assert torch.allclose(after.memories[0].coefficients, expected.coefficients, atol=1e-6)
+
+
+def test_without_short_term_memory_a_segment_is_written_when_it_ends():
+    decoder = make_model(stm_length=0).decoder
+    _, state = stream(decoder, text(1, 5), 5)
+    assert state.memories[0].tokens.item() == 0
+    _, state = stream(decoder, text(1, 5), 5, state)
+    assert state.memories[0].tokens.item() == 5
+
+
+def test_a_stream_in_two_calls_equals_one_run():
+    decoder = make_model().decoder
+    tokens = text(3, 40)
+    whole, end = stream(decoder, tokens, 5)
+    first, middle = stream(decoder, tokens[:, :20], 5)
+    second, final = stream(decoder, tokens[:, 20:], 5, middle)
+    assert torch.equal(whole, torch.cat([first, second], dim=1))
+    assert_same(end, final, atol=0)
+
+
+def test_the_memory_reaches_beyond_the_short_term_memory():
+    """A token far back changes the output with a long-term memory, and only with it."""
+    tokens = text(1, 60)
+    other = tokens.clone()
+    other[0, 0] = 4 + (tokens[0, 0] - 3) % (WORDS - 4)
+    for basis, differs in ((8, True), (0, False)):
+        decoder = make_model(ltm_basis=basis).decoder
+        a, _ = stream(decoder, tokens, 5)
+        b, _ = stream(decoder, other, 5)
+        # through two layers of short-term memory a token acts on 2 * 6 + 5 later ones
+        assert (not torch.equal(a[:, 20:], b[:, 20:])) == differs
+
+
+def test_a_disabled_memory_equals_a_model_without_one():
+    on, off = make_model(), make_model(ltm_enabled=False)
+    off.load_state_dict(on.state_dict())
+    plain = make_model(ltm_basis=0)
+    plain.load_state_dict({k: v for k, v in on.state_dict().items() if ".memory." not in k})
+    tokens = text(2, 40)
+    expected, _ = stream(plain.decoder, tokens, 5)
+    assert torch.equal(stream(off.decoder, tokens, 5)[0], expected)
+    assert not torch.allclose(stream(on.decoder, tokens, 5)[0], expected, atol=1e-3)
+
+
+def test_rows_of_a_ragged_batch_equal_rows_alone():
+    """Streams of different length and age side by side, with padding in mid-stream."""
+    decoder = make_model().decoder
+    pieces = [[5, 5, 5, 5, 5], [5, 2, 5, 1, 5], [5, 0, 0, 5, 3]]
+    tokens = [text(1, sum(p), seed=10 + row) for row, p in enumerate(pieces)]
+    together = decoder.initial_state(3)
+    outs = [[] for _ in pieces]
+    at = [0, 0, 0]
+    for step in range(5):
+        lengths = torch.tensor([p[step] for p in pieces])
+        batch = torch.full((3, 5), 1)
+        for row in range(3):
+            batch[row, : lengths[row]] = tokens[row][0, at[row] : at[row] + lengths[row]]
+            at[row] += int(lengths[row])
+        with torch.no_grad():
+            out, together, _ = decoder(batch, together, lengths)
+        for row in range(3):
+            outs[row].append(out[row, : lengths[row]])
+    for row, piece in enumerate(pieces):
+        state, at, expected = decoder.initial_state(1), 0, []
+        for size in filter(None, piece):
+            with torch.no_grad():
+                out, state, _ = decoder(tokens[row][:, at : at + size], state)
+            at += size
+            expected.append(out[0])
+        assert torch.allclose(torch.cat(outs[row]), torch.cat(expected), atol=1e-5), row
+        assert together.position[row] == state.position[0]
+        assert together.key[row] == state.key[0]
+
+
+def test_reset_and_permuted_rows():
+    decoder = make_model().decoder
+    _, state = stream(decoder, text(3, 30), 5)
+    order = torch.tensor([2, 0, 1])
+    after = text(3, 5, seed=5)
+    out, _, _ = decoder(after, state)
+    permuted, _, _ = decoder(after[order], state.rows(order))
+    assert torch.allclose(out[order], permuted, atol=1e-5)
+    mixed, _, _ = decoder(after, state.reset(torch.tensor([False, True, False])))
+    fresh, _, _ = decoder(after, decoder.initial_state(3))
+    assert torch.allclose(mixed[1], fresh[1], atol=1e-5)
+    assert torch.allclose(mixed[[0, 2]], out[[0, 2]], atol=1e-5)
+
+
+def test_training_and_evaluation_keep_apart_memories():
+    model = make_model()
+    yes, no = torch.tensor([True, True]), torch.tensor([False, False])
+    model.train()
+    model(text(2, 5), None, yes)
+    kept = model.states[True]
+    model.eval()
+    model(text(2, 5), None, yes)
+    model(text(2, 5), None, no)
+    assert model.states[True] is kept and model.states[False].position.tolist() == [10, 10]
+
+
+def test_a_stream_that_never_began_is_refused():
+    with pytest.raises(ValueError, match="starts"):
+        make_model()(text(2, 5), None, torch.tensor([False, True]))
+
+
+def test_activation_checkpointing_changes_nothing():
+    grads = []
+    for flag in (False, True):
+        model = make_model(checkpoint_activations=flag, dropout=0.1).train()
+        torch.manual_seed(5)
+        for i in range(4):
+            model.zero_grad()
+            out, extra = model(text(2, 5, seed=i), None, torch.full((2,), i == 0))
+            kl = sum(density.kl(0.1).sum() for density in extra["densities"])
+            (out.square().sum() + kl).backward()
+        grads.append({name: p.grad for name, p in model.named_parameters()})
+    for name, grad in grads[0].items():
+        assert torch.allclose(grad, grads[1][name], atol=1e-5), name
+
+
+def test_every_parameter_has_a_gradient_in_every_step():
+    """Also before anything is remembered: data-parallel training waits for each of them."""
+    model = make_model().train()
+    for i in range(4):
+        model.zero_grad()
+        out, _ = model(text(2, 5, seed=i), None, torch.full((2,), i == 0))
+        out.sum().backward()
+        assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+def test_layers_without_a_memory():
+    model = make_model(ltm_layers="1")
+    assert [layer.memory is None for layer in model.decoder.layers] == [True, False]
+    _, state = stream(model.decoder, text(1, 20), 5)
+    assert len(state.memories) == 1 and state.memories[0].tokens.item() == 9
+
+
+def test_a_memory_file_goes_with_its_model(tmp_path):
+    model = make_model()
+    path = str(tmp_path / "memory.safetensors")
+    for i in range(4):
+        model(text(1, 5, seed=i), None, torch.tensor([i == 0]))
+    model.save_memory(path)
+    expected, _ = model(text(1, 5, seed=9), None, torch.tensor([False]))
+    again = make_model()
+    again.load_memory(path)
+    got, _ = again(text(1, 5, seed=9), None, torch.tensor([False]))
+    assert torch.equal(expected, got)
+    with torch.no_grad():
+        again.decoder.layers[0].inner.bias.add_(1)
+    with pytest.raises(ValueError, match="another model"):
+        again.load_memory(path)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_follows_single_precision(dtype):
+    tokens = text(2, 60)
+    exact, _ = stream(make_model().decoder, tokens, 5)
+    half, state = stream(make_model().to(dtype).decoder, tokens, 5)
+    assert half.dtype == dtype and state.memories[0].coefficients.dtype == torch.float32
+    assert (half.float() - exact).abs().max() < 0.05 * exact.abs().max()
+
+
+@pytest.mark.parametrize(
+    "kwargs,flag",
+    [
+        ({"ltm_basis": 7}, "--ltm-basis"),
+        ({"ltm_widths": "0.01,wide"}, "--ltm-widths"),
+        ({"ltm_tau": 1.5}, "--ltm-tau"),
+        ({"ltm_layers": "0,2"}, "--ltm-layers"),
+        ({"stm_length": -1}, "--stm-length"),
+        ({"decoder_attention_heads": 3}, "--decoder-attention-heads"),
+        ({"adaptive_input": True}, "--adaptive-input-cutoff"),
+        ({"adaptive_softmax_cutoff": "20,10"}, "--adaptive-softmax-cutoff"),
+        ({"tie_adaptive_weights": True}, "--adaptive-input"),
+    ],
+)
+def test_bad_settings_name_their_flag(kwargs, flag):
+    with pytest.raises(ValueError, match=flag):
+        make_model(**kwargs)
