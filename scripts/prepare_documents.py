@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from array import array
 from collections import Counter, deque
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -29,6 +30,11 @@ from tqdm import tqdm
 SPLITS = {"train": ["train"], "valid": ["validation", "valid"], "test": ["test"]}
 SAMPLE_BYTES = 50_000_000  # text that a SentencePiece model is trained on, at most
 SMALLEST_EXTRACT = 1_000  # bytes of a document in that sample, at least
+TRAINING = (
+    "--user-dir fairseq_inf --task long_sequence_lm --stream-layout documents "
+    "--arch infinite_former_lm --criterion cross_entropy_with_kl --optimizer adam --lr 0.00025 "
+    "--tokens-per-sample 512 --batch-size 4"
+)
 
 
 class Failure(Exception):
@@ -47,19 +53,16 @@ class SentencePiece:
         except (OSError, RuntimeError):
             raise Failure(f"--spm-model {path} is no SentencePiece model.") from None
         ids = range(self.model.vocab_size())
-        if not any(map(self.model.is_byte, ids)) or re.search(r"\s", "".join(self.symbols())):
+        special = {i for i in ids if self.model.is_control(i) or self.model.is_unknown(i)}
+        self.symbols = [self.model.id_to_piece(i) for i in ids if i not in special]
+        if "<0x0A>" not in self.symbols or any(map(re.compile(r"\s").search, self.symbols)):
             raise Failure(
                 f"--spm-model {path} cannot encode every text: train it with byte_fallback, and "
                 "without tabs and the like in its pieces."
             )
 
-    def symbols(self):
-        ids = range(self.model.vocab_size())
-        special = {i for i in ids if self.model.is_control(i) or self.model.is_unknown(i)}
-        return [self.model.id_to_piece(i) for i in ids if i not in special]
-
     def dictionary(self):
-        return "".join(f"{symbol} 1\n" for symbol in self.symbols())
+        return "".join(f"{symbol} 1\n" for symbol in self.symbols)
 
     def encode(self, text):
         """Yield the tokens line by line."""
@@ -71,6 +74,9 @@ class GPT2:
     """Tokens are the ids of GPT-2's byte pair encoding, in digits."""
 
     def __init__(self, folder):
+        for path in (folder / "encoder.json", folder / "vocab.bpe"):
+            if not path.is_file():
+                raise Failure(f"--gpt2-bpe: {path} does not exist.")
         from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
         self.folder = folder
@@ -79,8 +85,6 @@ class GPT2:
             symbols = {*self.bpe.byte_encoder.values(), *(a + b for a, b in self.bpe.bpe_ranks)}
             if not symbols <= set(self.bpe.encoder):
                 raise ValueError
-        except FileNotFoundError as error:
-            raise Failure(f"--gpt2-bpe: {error.filename} does not exist.") from None
         except (AttributeError, ValueError):
             raise Failure(
                 f"--gpt2-bpe: {folder}/encoder.json and vocab.bpe do not belong together or are "
@@ -119,10 +123,10 @@ def check_document(path):
 def encode_document(path):
     """The document's line of tokens and its counts."""
     text = read(path)
-    parts = [part for part in encoding.encode(text) if part]
-    tokens = sum(map(len, parts)) + 1
+    line = " ".join(" ".join(part) for part in encoding.encode(text) if part)
+    tokens = line.count(" ") + 2  # and </s>
     counts = {"documents": 1, "words": len(text.split()), "tokens": tokens}
-    return " ".join(map(" ".join, parts)), counts | {"bytes": path.stat().st_size}
+    return line, counts | {"bytes": path.stat().st_size}
 
 
 def start_worker(load=None, *arguments):
@@ -228,11 +232,12 @@ def binarize(counts, folder, data, workers):
         reason = (run.stdout.strip().splitlines() or ["no message"])[-1]
         raise Failure(f"fairseq-preprocess failed with code {run.returncode}: {reason}")
     Path(data, "preprocess.log").unlink()
-    from fairseq.data.indexed_dataset import MMapIndexedDataset
-
     for split, count in counts.items():
-        dataset = MMapIndexedDataset(str(data / split))
-        if (len(dataset), dataset.sizes.sum()) != (count["documents"], count["tokens"]):
+        with open(data / f"{split}.idx", "rb") as index:
+            index.seek(18)  # behind the format's name, its version and the type of the tokens
+            sizes = array("i")
+            sizes.fromfile(index, int.from_bytes(index.read(8), "little"))
+        if (len(sizes), sum(sizes)) != (count["documents"], count["tokens"]):
             raise Failure(f"fairseq-preprocess did not keep all text of {split}: use --workers 1.")
 
 
@@ -242,12 +247,10 @@ def prepare(args):
         raise Failure("--workers must be at least 1.")
     if (args.bpe == "gpt2") != bool(args.gpt2_bpe):
         raise Failure("--bpe gpt2 and --gpt2-bpe DIR belong together: give both or neither.")
-    if args.spm_model and args.gpt2_bpe:
-        raise Failure("--spm-model is for --bpe sentencepiece: drop it or --bpe gpt2.")
+    if [args.vocab_size, args.spm_model, args.gpt2_bpe].count(None) < 2:
+        raise Failure("--vocab-size, --spm-model and --gpt2-bpe exclude each other: give one.")
     if args.vocab_size is not None and args.vocab_size <= 260:
         raise Failure("--vocab-size must be above 260, the bytes and special symbols it holds.")
-    if args.vocab_size and not new_model:
-        raise Failure("--vocab-size comes with --spm-model or --bpe gpt2 already: drop it.")
     output = args.output
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise Failure(f"{output} exists already: remove it or choose another output.")
@@ -270,12 +273,12 @@ def prepare(args):
         folder = Path(folder)
         data = folder / "data"
         data.mkdir()
-        if args.spm_model:
-            shutil.copyfile(args.spm_model, data / "spm.model")
         if new_model:
             print("training a SentencePiece model ...", flush=True)
             train_model(documents["train"], args.vocab_size or 8000, data / "spm.model")
             load = (SentencePiece, data / "spm.model")
+        elif args.spm_model:
+            shutil.copyfile(args.spm_model, data / "spm.model")
         Path(folder, "dict.txt").write_text(load[0](load[1]).dictionary(), "utf-8")
         counts = {}
         for split, found in documents.items():
@@ -288,7 +291,7 @@ def prepare(args):
     print(f"{'split':6}{'documents':>10}{'words':>15}{'tokens':>15}")
     for split, count in counts.items():
         print(f"{split:6}{count['documents']:10,}{count['words']:15,}{count['tokens']:15,}")
-    print(f"Next: fairseq-train {output} --user-dir fairseq_inf ...")
+    print(f"Next: fairseq-train {output} {TRAINING}")
 
 
 def main():

@@ -1,7 +1,89 @@
 import os
+import pathlib
+import random
+import re
+import subprocess
+import sys
 
+import pytest
 import torch
+
+ROOT = pathlib.Path(__file__).parent.parent
 
 # the models of the tests are so small that a second thread only costs
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+
+TASK = ["--user-dir", "fairseq_inf", "--task", "long_sequence_lm", "--cpu"]
+MODEL = (
+    "--arch infinite_former_lm --decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32 "
+    "--decoder-attention-heads 2 --stm-length 12 --ltm-basis 10 --ltm-widths 0.05,0.2 --ltm-sticky"
+).split()
+TRAIN = (
+    "--criterion cross_entropy_with_kl --optimizer adam --lr 0.01 --tokens-per-sample 12 "
+    "--batch-size 4 --log-format json --log-interval 5"
+).split()
+
+
+def tool(name):
+    return os.path.join(os.path.dirname(sys.executable), f"fairseq-{name}")
+
+
+def fairseq(name, *args, ok=True):
+    """Run one of fairseq's commands in the checkout.  -> what it printed"""
+    command = [tool(name), *map(str, args)]
+    done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert (done.returncode == 0) == ok, done.stdout[-4000:]
+    return done.stdout
+
+
+def train(data, save_dir, *args, model=MODEL, ok=True):
+    return fairseq("train", data, *TASK, *model, *TRAIN, "--save-dir", save_dir, *args, ok=ok)
+
+
+def evaluate(data, checkpoint, *args, ok=True):
+    return fairseq("eval-lm", data, *TASK, "--path", checkpoint, *args, ok=ok)
+
+
+def result(printed):
+    """-> tokens, perplexity"""
+    tokens = int(re.search(r"Evaluated ([\d,]+) tokens", printed)[1].replace(",", ""))
+    return tokens, float(re.search(r"Perplexity: ([\d.]+)", printed)[1])
+
+
+def load(path):
+    return torch.load(path, weights_only=True)
+
+
+@pytest.fixture(scope="session")
+def data_bin(tmp_path_factory):
+    """A small corpus of 24 documents, a line each, in which names of the first words return."""
+    folder = tmp_path_factory.mktemp("data")
+    draw = random.Random(0)
+    words = [f"word{i}" for i in range(60)]
+    for split, documents in (("train", 24), ("valid", 6), ("test", 5)):
+        with open(folder / f"{split}.txt", "w") as file:
+            for _ in range(documents):
+                names = draw.sample(words, 8)
+                file.write(" ".join(draw.choices(names, k=draw.randint(20, 200))) + "\n")
+    out = folder / "bin"
+    prefixes = [x for s in ("train", "valid", "test") for x in (f"--{s}pref", folder / f"{s}.txt")]
+    fairseq("preprocess", "--only-source", *prefixes, "--destdir", out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def trained(data_bin, tmp_path_factory):
+    """-> a folder with a trained model, and what the training printed"""
+    save_dir = tmp_path_factory.mktemp("trained")
+    logs = ["--tensorboard-logdir", save_dir / "tb"]
+    return save_dir, train(data_bin, save_dir, "--max-update", 60, *logs)
+
+
+@pytest.fixture(scope="session")
+def real_data():
+    """The folder with the real data sets that some tests read."""
+    folder = os.environ.get("FAIRSEQ_INF_DATA")
+    if not folder:
+        pytest.skip("set FAIRSEQ_INF_DATA to a folder with wikitext-103/, pg19/ and gpt2_bpe/")
+    return pathlib.Path(folder)

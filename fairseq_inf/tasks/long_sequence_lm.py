@@ -16,7 +16,7 @@ from omegaconf import II
 from fairseq_inf.criterions import cross_entropy_with_kl  # noqa: F401  (registers it)
 from fairseq_inf.data import SegmentBatches, StreamDataset, StreamIterator
 
-from .recovery import check_task_state, mend_last_checkpoint
+from .recovery import allow_broadcast, check_task_state, mend, resume_path
 
 logger = logging.getLogger(__name__)
 
@@ -165,8 +165,13 @@ class LongSequenceLMTask(FairseqTask):
         return self.model
 
     def build_criterion(self, cfg, from_checkpoint=False):
-        path = mend_last_checkpoint(self.cfg.save_dir, self.cfg.restore_file)
+        path = resume_path(self.cfg.save_dir, self.cfg.restore_file)
         if path is not None:
+            if _world_size() == 1 or torch.distributed.get_rank() == 0:
+                mend(path, self.cfg.save_dir)
+            if _world_size() > 1:
+                torch.distributed.barrier()
+                allow_broadcast()
             check_task_state(path, self)
         return super().build_criterion(cfg, from_checkpoint)
 
@@ -186,12 +191,12 @@ class LongSequenceLMTask(FairseqTask):
     def restore_memory(self, tensors):
         if not hasattr(self.model, "states"):
             return
-        if tensors is None:
-            self.model.states[True] = None
-            return
-        device = next(self.model.parameters()).device
-        template = self.model.decoder.initial_state(1)
-        self.model.states[True] = template.with_tensors(tensors).rows(self._rows).to(device)
+        rows = self._rows
+        state = self.model.decoder.initial_state(rows.stop - rows.start)
+        if tensors is not None:
+            device = next(self.model.parameters()).device
+            state = state.with_tensors(tensors).rows(rows).to(device)
+        self.model.states[True] = state
 
     def gather_memory(self):
         """Bring the memory of every process together, since only the first one saves."""

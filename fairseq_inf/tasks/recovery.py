@@ -5,10 +5,28 @@ import logging
 import os
 import shutil
 import zipfile
+from collections import defaultdict
+from typing import Any
 
 import torch
 
 logger = logging.getLogger(__name__)
+
+
+def allow_broadcast():
+    """Let fairseq send a checkpoint from the first process to the others.
+
+    It sends the checkpoint's configuration by torch.save and torch.load, and torch from 2.6 on
+    loads none but listed classes.  These hold plain values and no code.
+    """
+    if hasattr(torch.serialization, "add_safe_globals"):
+        from fairseq.distributed import utils as distributed_utils
+        from omegaconf import DictConfig, ListConfig, base, nodes
+
+        torch.serialization.add_safe_globals(
+            [distributed_utils._TensorPlaceholder, DictConfig, ListConfig, nodes.AnyNode]
+            + [base.ContainerMetadata, base.Metadata, Any, dict, list, int, defaultdict]
+        )
 
 
 def is_whole(path):
@@ -16,21 +34,24 @@ def is_whole(path):
     return zipfile.is_zipfile(path)
 
 
-def mend_last_checkpoint(save_dir, restore_file):
-    """Make sure that the checkpoint to resume from is whole.  -> its path, or None for none.
+def resume_path(save_dir, restore_file):
+    """The checkpoint that fairseq is going to load, if it is there."""
+    if restore_file == "checkpoint_last.pt":
+        restore_file = os.path.join(save_dir, restore_file)
+    return restore_file if os.path.isfile(restore_file) else None
+
+
+def mend(path, save_dir):
+    """Make sure that the checkpoint to resume from is whole.
 
     fairseq writes a checkpoint under its own name in one step, then copies it to
     checkpoint_last.pt: a kill in mid-copy leaves half a file there and a whole one beside it.
     """
-    path = restore_file
-    if restore_file == "checkpoint_last.pt":
-        path = os.path.join(save_dir, restore_file)
-    if not os.path.isfile(path):
-        return None
     if is_whole(path):
-        return path
-    whole = [p for p in glob.glob(os.path.join(glob.escape(save_dir), "checkpoint*.pt")) if is_whole(p)]
-    if restore_file != "checkpoint_last.pt" or not whole:
+        return
+    pattern = os.path.join(glob.escape(save_dir), "checkpoint*.pt")
+    whole = [other for other in glob.glob(pattern) if is_whole(other)]
+    if os.path.basename(path) != "checkpoint_last.pt" or not whole:
         raise ValueError(
             f"checkpoint {path} is truncated: remove it to begin anew, "
             "or name a whole one with --restore-file"
@@ -39,7 +60,6 @@ def mend_last_checkpoint(save_dir, restore_file):
     shutil.copyfile(newest, path + ".whole")
     os.replace(path + ".whole", path)
     logger.warning(f"{path} was truncated by a kill: restored from {newest}")
-    return path
 
 
 def check_task_state(path, task):

@@ -1,0 +1,133 @@
+"""A training that is killed and started again ends as if nothing had happened."""
+
+import re
+import signal
+import socket
+import subprocess
+import time
+
+import pytest
+import torch
+from conftest import MODEL, ROOT, TASK, TRAIN, load, tool, train
+
+RUN = (
+    "--tokens-per-sample 24 --max-update 36 --save-interval-updates 6 --max-valid-steps 2 --dropout 0.1"
+).split()
+# an epoch has 29 updates: saves fall in mid-epoch, and the run goes on into the second one
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def assert_same_training(a, b):
+    a, b = load(a), load(b)
+    assert same(a["model"], b["model"])
+    assert same(a["last_optimizer_state"], b["last_optimizer_state"])
+    iterators = [x["extra_state"]["train_iterator"] for x in (a, b)]
+    assert iterators[0]["iterations_in_epoch"] > 0 and iterators[0]["memory"] is not None
+    assert same(*iterators)
+
+
+def commands(data, save_dir, *args, world=1):
+    """The command of each process."""
+    command = [tool("train"), data, *TASK, *MODEL, *TRAIN, "--save-dir", save_dir, *RUN, *args]
+    if world == 1:
+        return [command]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = [
+        "--distributed-world-size", world, "--distributed-no-spawn", "--distributed-backend", "gloo",
+        "--distributed-init-method", f"tcp://127.0.0.1:{port}", "--ddp-backend", "legacy_ddp",
+        "--batch-size", 4 // world,
+    ]  # fmt: skip
+    return [[*command, *shared, "--distributed-rank", rank] for rank in range(world)]
+
+
+def start(data, save_dir, *args, world=1):
+    return [
+        subprocess.Popen(
+            list(map(str, command)), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        for command in commands(data, save_dir, *args, world=world)
+    ]
+
+
+def finish(processes):
+    printed = [process.communicate()[0] for process in processes]
+    for process, text in zip(processes, printed, strict=True):
+        assert process.returncode == 0, text[-3000:]
+    return printed
+
+
+def kill_after(processes, path):
+    """SIGKILL as soon as a file is there, which is before the copies of that checkpoint are made."""
+    deadline = time.time() + 120
+    while not path.exists() and time.time() < deadline and processes[0].poll() is None:
+        time.sleep(0.001)
+    assert path.exists(), processes[0].communicate()[0][-3000:]
+    for process in processes:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["1 process", "2 processes"])
+def uninterrupted(request, data_bin, tmp_path_factory):
+    save_dir = tmp_path_factory.mktemp("whole")
+    printed = finish(start(data_bin, save_dir, world=request.param))
+    return request.param, save_dir, printed[0]
+
+
+def test_a_killed_training_ends_bit_equal(uninterrupted, data_bin, tmp_path):
+    world, whole, _ = uninterrupted
+    kill_after(start(data_bin, tmp_path, world=world), tmp_path / "checkpoint_1_6.pt")
+    kill_after(start(data_bin, tmp_path, world=world), tmp_path / "checkpoint_1_18.pt")
+    # half a copy, as a kill in the middle of fairseq's copying leaves it
+    last = tmp_path / "checkpoint_last.pt"
+    copy = (tmp_path / "checkpoint_1_18.pt").read_bytes()
+    last.write_bytes(copy[: len(copy) // 2])
+    printed = finish(start(data_bin, tmp_path, world=world))
+    assert "was truncated by a kill: restored from" in printed[0]
+    assert_same_training(whole / "checkpoint_last.pt", last)
+
+
+def test_without_validation_the_memory_is_saved_all_the_same(data_bin, tmp_path):
+    finish(start(data_bin, tmp_path / "a", "--disable-validation", world=2))
+    finish(start(data_bin, tmp_path / "b", "--disable-validation", "--max-update", 18, world=2))
+    finish(start(data_bin, tmp_path / "b", "--disable-validation", world=2))
+    assert_same_training(tmp_path / "a/checkpoint_last.pt", tmp_path / "b/checkpoint_last.pt")
+
+
+def test_two_processes_equal_one(data_bin, tmp_path):
+    """The same rows in the same order give the same loss, memory and parameters."""
+    # plain SGD: Adam makes a step of full size even of a gradient that is only rounding
+    options = ["--dropout", 0, "--max-update", 18, "--optimizer", "nag", "--momentum", 0]
+    options += ["--lr", 0.5]
+    states = []
+    for world in (1, 2):
+        finish(start(data_bin, tmp_path / str(world), *options, world=world))
+        states.append(load(tmp_path / str(world) / "checkpoint_last.pt"))
+    one, two = states
+    assert one["extra_state"]["val_loss"] == pytest.approx(two["extra_state"]["val_loss"], rel=1e-4)
+    for name, x in one["model"].items():
+        assert torch.allclose(x, two["model"][name], atol=1e-4), name
+    memories = [state["extra_state"]["train_iterator"]["memory"] for state in states]
+    assert torch.equal(memories[0]["key"], memories[1]["key"])
+    for name, x in memories[0].items():
+        assert torch.allclose(x.double(), memories[1][name].double(), atol=1e-3), name
+
+
+def test_other_streams_start_with_a_fresh_memory_and_say_so(data_bin, tmp_path):
+    train(data_bin, tmp_path, *RUN, "--max-update", 20)
+    printed = train(data_bin, tmp_path, *RUN, "--max-update", 25, "--batch-size", 2, "--tokens-per-sample", 10)
+    message = re.search(r"made with other streams \((.*)\): the memory starts afresh, at segment (\d+)", printed)
+    assert message[1] == "--tokens-per-sample 24 -> 10, --batch-size 4 -> 2"
+    assert int(message[2]) > 20
