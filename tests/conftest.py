@@ -16,8 +16,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 TASK = ["--user-dir", "fairseq_inf", "--task", "long_sequence_lm", "--cpu"]
 MODEL = (
-    "--arch infinite_former_lm --decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32 "
-    "--decoder-attention-heads 2 --stm-length 12 --ltm-basis 10 --ltm-widths 0.05,0.2 --ltm-sticky"
+    "--arch infinite_former_lm --decoder-layers 2 --decoder-embed-dim 16 "
+    "--decoder-ffn-embed-dim 32 --decoder-attention-heads 2 --stm-length 12 --ltm-basis 10 --ltm-widths 0.05,0.2 --ltm-sticky"
 ).split()
 TRAIN = (
     "--criterion cross_entropy_with_kl --optimizer adam --lr 0.01 --tokens-per-sample 12 "
@@ -32,7 +32,9 @@ def tool(name):
 def fairseq(name, *args, ok=True):
     """Run one of fairseq's commands in the checkout.  -> what it printed"""
     command = [tool(name), *map(str, args)]
-    done = subprocess.run(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     assert (done.returncode == 0) == ok, done.stdout[-4000:]
     return done.stdout
 

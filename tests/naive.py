@@ -53,7 +53,8 @@ def read(memory, query, coefficients):
             m, s = torch.sigmoid(a), torch.nn.functional.softplus(b).clamp(min=1e-6)
             r = torch.stack(
                 [
-                    torch.exp(-0.5 * (m - c) ** 2 / (s + w**2)) / torch.sqrt(2 * math.pi * (s + w**2))
+                    torch.exp(-0.5 * (m - c) ** 2 / (s + w**2))
+                    / torch.sqrt(2 * math.pi * (s + w**2))
                     for c, w in zip(centers, widths, strict=True)
                 ]
             )

@@ -69,7 +69,9 @@ def test_attention_equals_the_naive_one_with_its_gradients(queries, past):
     places = torch.arange(past + queries - 1, -2, -1)
     hidden = torch.full((queries, past + queries), -torch.inf, dtype=torch.float64).triu(past + 1)
     out, _ = module(x, full, sinusoids(places, 8).double(), hidden)
-    expected = torch.stack([naive.relative_attention(module, a, b) for a, b in zip(x, full, strict=True)])
+    expected = torch.stack(
+        [naive.relative_attention(module, a, b) for a, b in zip(x, full, strict=True)]
+    )
     assert torch.allclose(out, expected, atol=1e-6)
     weight = torch.randn_like(out)
     variables = [x, *module.parameters()]

@@ -15,7 +15,11 @@ def count_tokens(data_bin, split="test"):
 
 
 def train_logs(printed):
-    return [json.loads(line[line.index("{") :]) for line in printed.splitlines() if "train_inner | {" in line]
+    return [
+        json.loads(line[line.index("{") :])
+        for line in printed.splitlines()
+        if "train_inner | {" in line
+    ]
 
 
 def test_training_logs_the_loss_its_parts_and_the_memory(trained):
@@ -27,15 +31,24 @@ def test_training_logs_the_loss_its_parts_and_the_memory(trained):
     assert float(logs[-1]["loss"]) > float(logs[-1]["nll_loss"])
     assert 0 < float(logs[-1]["ltm_share"]) < 1 and float(logs[-1]["ltm_sigma"]) > 0
     valid = [line for line in printed.splitlines() if "| valid | {" in line]
-    assert names <= {k.removeprefix("valid_") for k in json.loads(valid[-1][valid[-1].index("{") :])}
+    assert names <= {
+        k.removeprefix("valid_") for k in json.loads(valid[-1][valid[-1].index("{") :])
+    }
     written = b"".join(p.read_bytes() for p in (save_dir / "tb").rglob("events*"))
     assert all(name.encode() in written for name in names)
 
 
 @pytest.mark.parametrize("length,rows", [(12, 1), (7, 5), (64, 8)])
-def test_evaluation_counts_every_token_at_any_length_and_batch_size(data_bin, trained, length, rows):
+def test_evaluation_counts_every_token_at_any_length_and_batch_size(
+    data_bin, trained, length, rows
+):
     printed = evaluate(
-        data_bin, trained[0] / "checkpoint_best.pt", "--tokens-per-sample", length, "--batch-size", rows
+        data_bin,
+        trained[0] / "checkpoint_best.pt",
+        "--tokens-per-sample",
+        length,
+        "--batch-size",
+        rows,
     )
     tokens, perplexity = result(printed)
     assert tokens == count_tokens(data_bin)
@@ -47,9 +60,13 @@ def test_word_probabilities_and_the_memory_switched_off(data_bin, trained):
     checkpoint = trained[0] / "checkpoint_best.pt"
     printed = evaluate(data_bin, checkpoint, *options, "--output-word-probs")
     words = re.findall(r"(\S+) \[-\d", printed)
-    assert words == " </s> ".join((data_bin.parent / "test.txt").read_text().splitlines()).split() + ["</s>"]
+    assert words == " </s> ".join(
+        (data_bin.parent / "test.txt").read_text().splitlines()
+    ).split() + ["</s>"]
     _, on = result(printed)
-    _, off = result(evaluate(data_bin, checkpoint, *options, "--model-overrides", "{'ltm_enabled': False}"))
+    _, off = result(
+        evaluate(data_bin, checkpoint, *options, "--model-overrides", "{'ltm_enabled': False}")
+    )
     assert on != off
 
 
@@ -63,7 +80,11 @@ def test_documents_with_workers_update_freq_and_shards(data_bin, tmp_path):
         f"{data_bin}:{other}", tmp_path / "ck", "--stream-layout", "documents", "--max-epoch", 2,
         "--update-freq", 2, "--num-workers", 2, "--checkpoint-activations",
     )  # fmt: skip
-    epochs = [json.loads(line[line.index("{") :]) for line in printed.splitlines() if "| train | {" in line]
+    epochs = [
+        json.loads(line[line.index("{") :])
+        for line in printed.splitlines()
+        if "| train | {" in line
+    ]
     steps = [int(epochs[0]["train_num_updates"])]
     steps.append(int(epochs[1]["train_num_updates"]) - steps[0])
     for epoch, step, split in zip(epochs, steps, ("train", "valid"), strict=True):
@@ -81,12 +102,20 @@ def test_adaptive_softmax_and_the_wikitext_architecture(data_bin, tmp_path):
     logs = train_logs(printed)
     assert float(logs[-1]["nll_loss"]) < float(logs[0]["nll_loss"])
     cfg = load(tmp_path / "checkpoint_last.pt")["cfg"]["model"]
-    assert cfg["decoder_attention_heads"] == 10 and cfg["ltm_tau"] == 0.5 and cfg["decoder_post_norm"]
+    assert (
+        cfg["decoder_attention_heads"] == 10 and cfg["ltm_tau"] == 0.5 and cfg["decoder_post_norm"]
+    )
     valid = json.loads(re.search(r"valid \| (\{.*\})", printed)[1])
     tokens, perplexity = result(
         evaluate(
-            data_bin, tmp_path / "checkpoint_last.pt", "--tokens-per-sample", 12, "--batch-size", 4,
-            "--gen-subset", "valid",
+            data_bin,
+            tmp_path / "checkpoint_last.pt",
+            "--tokens-per-sample",
+            12,
+            "--batch-size",
+            4,
+            "--gen-subset",
+            "valid",
         )  # fmt: skip
     )
     assert tokens == count_tokens(data_bin, "valid")
@@ -155,7 +184,11 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_ends_in_one_sentence(name, data_bin, tmp_path):
     args, sentence = BAD[name]
-    last = train(data_bin, tmp_path / "ck", "--max-update", 3, *args, ok=False).strip().splitlines()[-1]
+    last = (
+        train(data_bin, tmp_path / "ck", "--max-update", 3, *args, ok=False)
+        .strip()
+        .splitlines()[-1]
+    )
     assert sentence in last
     assert not (tmp_path / "ck" / "checkpoint_last.pt").exists()
 

@@ -46,7 +46,9 @@ def test_basis_shares_functions_evenly_by_width():
     assert basis.centers.tolist() == [0, 0.5, 1, 0, 0.5, 1]
     assert basis.widths.tolist() == pytest.approx([0.1] * 3 + [0.3] * 3)
     expected = torch.distributions.Normal(0.5, 0.3).log_prob(torch.tensor(0.7)).exp()
-    assert basis.evaluate(torch.tensor([0.7]))[0, 4].item() == pytest.approx(expected.item(), rel=1e-6)
+    assert basis.evaluate(torch.tensor([0.7]))[0, 4].item() == pytest.approx(
+        expected.item(), rel=1e-6
+    )
 
 
 def test_ridge_operator_solves_the_regression():
@@ -69,9 +71,12 @@ def test_expectations_and_masses_equal_quadrature(mu, var):
     assert torch.allclose(density.expect(basis)[0], numeric, rtol=1e-6, atol=1e-9)
 
     edges = torch.linspace(0, 1, 6, dtype=torch.float64)
-    fine = [torch.linspace(a, b, 40_001, dtype=torch.float64) for a, b in zip(edges, edges[1:])]
+    fine = [torch.linspace(a, b, 40_001, dtype=torch.float64) for a, b in zip(edges[:-1], edges[1:], strict=True)]
     numeric = torch.stack(
-        [torch.trapezoid(torch.exp(-0.5 * (s - mu) ** 2 / var) / (2 * torch.pi * var) ** 0.5, s) for s in fine]
+        [
+            torch.trapezoid(torch.exp(-0.5 * (s - mu) ** 2 / var) / (2 * torch.pi * var) ** 0.5, s)
+            for s in fine
+        ]
     )
     assert torch.allclose(density.mass(edges)[0], numeric, rtol=1e-6, atol=1e-9)
     inside = density.cdf(torch.tensor([0.0, 1.0], dtype=torch.float64)).diff()
@@ -133,7 +138,9 @@ def test_fast_memory_equals_the_naive_one(new, queries, sticky):
             assert torch.allclose(state.coefficients[row], slow[row], atol=1e-9)
         assert torch.allclose(out, torch.stack(outs), atol=1e-9)
         naive_grads = torch.autograd.grad(losses, [q, *memory.parameters()])
-        for name, a, b in zip(["query", *dict(memory.named_parameters())], fast, naive_grads, strict=True):
+        for name, a, b in zip(
+            ["query", *dict(memory.named_parameters())], fast, naive_grads, strict=True
+        ):
             assert torch.allclose(a, b, atol=1e-9 * max(1, b.abs().max())), name
         state = state.detach()
 
@@ -208,7 +215,9 @@ def test_a_reset_row_equals_a_fresh_row():
     out, _, after = memory(q, x, state, key=torch.arange(3))
     fresh, _, fresh_after = memory(q, x, memory.initial_state(3), key=torch.arange(3))
     assert torch.allclose(out[1], fresh[1], atol=1e-6)
-    for a, b in zip(after.rows([1]).tensors().values(), fresh_after.rows([1]).tensors().values(), strict=True):
+    for a, b in zip(
+        after.rows([1]).tensors().values(), fresh_after.rows([1]).tensors().values(), strict=True
+    ):
         assert torch.allclose(a, b, atol=1e-6)
     assert not torch.allclose(out[0], fresh[0], atol=1e-4)
 
@@ -219,9 +228,13 @@ def test_a_permuted_batch_gives_permuted_states():
     order = torch.tensor([2, 0, 1])
     q, x = inputs(3, 7, 4, seed=9, dtype=torch.float32)
     out, _, after = memory(q, x, state, key=torch.arange(3))
-    other, _, other_after = memory(q[order], x[order], state.rows(order), key=torch.arange(3)[order])
+    other, _, other_after = memory(
+        q[order], x[order], state.rows(order), key=torch.arange(3)[order]
+    )
     assert torch.allclose(out[order], other, atol=1e-6)
-    for a, b in zip(after.rows(order).tensors().values(), other_after.tensors().values(), strict=True):
+    for a, b in zip(
+        after.rows(order).tensors().values(), other_after.tensors().values(), strict=True
+    ):
         assert torch.allclose(a, b, atol=1e-6)
 
 
@@ -249,7 +262,11 @@ def test_a_threshold_makes_a_row_forget():
     q, x = inputs(3, 7, 4, seed=5, dtype=torch.float32)
     _, _, after = memory(q, x, state)
     _, _, fresh = memory(q, x, memory.initial_state(3))
-    assert torch.equal(after.coefficients, fresh.coefficients) and after.tokens.tolist() == [7, 7, 7]
+    assert torch.equal(after.coefficients, fresh.coefficients) and after.tokens.tolist() == [
+        7,
+        7,
+        7,
+    ]
 
 
 def test_padding_is_left_out_of_the_histogram():

@@ -11,7 +11,8 @@ import torch
 from conftest import MODEL, ROOT, TASK, TRAIN, load, tool, train
 
 RUN = (
-    "--tokens-per-sample 24 --max-update 36 --save-interval-updates 6 --max-valid-steps 2 --dropout 0.1"
+    "--tokens-per-sample 24 --max-update 36 --save-interval-updates 6 "
+    "--max-valid-steps 2 --dropout 0.1"
 ).split()
 # an epoch has 29 updates: saves fall in mid-epoch, and the run goes on into the second one
 
@@ -44,7 +45,8 @@ def commands(data, save_dir, *args, world=1):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = [
-        "--distributed-world-size", world, "--distributed-no-spawn", "--distributed-backend", "gloo",
+        "--distributed-world-size", world, "--distributed-no-spawn",
+        "--distributed-backend", "gloo",
         "--distributed-init-method", f"tcp://127.0.0.1:{port}", "--ddp-backend", "legacy_ddp",
         "--batch-size", 4 // world,
     ]  # fmt: skip
@@ -54,7 +56,11 @@ def commands(data, save_dir, *args, world=1):
 def start(data, save_dir, *args, world=1):
     return [
         subprocess.Popen(
-            list(map(str, command)), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            list(map(str, command)),
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         for command in commands(data, save_dir, *args, world=world)
     ]
@@ -68,7 +74,7 @@ def finish(processes):
 
 
 def kill_after(processes, path):
-    """SIGKILL as soon as a file is there, which is before the copies of that checkpoint are made."""
+    """SIGKILL as soon as a file is there, before the copies of that checkpoint are made."""
     deadline = time.time() + 120
     while not path.exists() and time.time() < deadline and processes[0].poll() is None:
         time.sleep(0.001)
@@ -127,7 +133,11 @@ def test_two_processes_equal_one(data_bin, tmp_path):
 
 def test_other_streams_start_with_a_fresh_memory_and_say_so(data_bin, tmp_path):
     train(data_bin, tmp_path, *RUN, "--max-update", 20)
-    printed = train(data_bin, tmp_path, *RUN, "--max-update", 25, "--batch-size", 2, "--tokens-per-sample", 10)
-    message = re.search(r"made with other streams \((.*)\): the memory starts afresh, at segment (\d+)", printed)
+    printed = train(
+        data_bin, tmp_path, *RUN, "--max-update", 25, "--batch-size", 2, "--tokens-per-sample", 10
+    )
+    message = re.search(
+        r"made with other streams \((.*)\): the memory starts afresh, at segment (\d+)", printed
+    )
     assert message[1] == "--tokens-per-sample 24 -> 10, --batch-size 4 -> 2"
     assert int(message[2]) > 20

@@ -34,7 +34,9 @@ def flat(dataset):
 
 def play(dataset, rows, length, world=1, seed=None):
     """What each row reads: a list of (starts, inputs, targets) a segment."""
-    shards = [SegmentBatches(dataset, rows, length, world, r, shuffle_seed=seed) for r in range(world)]
+    shards = [
+        SegmentBatches(dataset, rows, length, world, r, shuffle_seed=seed) for r in range(world)
+    ]
     assert len({len(shard) for shard in shards}) == 1
     told = [[] for _ in range(rows * world)]
     for i in range(len(shards[0])):

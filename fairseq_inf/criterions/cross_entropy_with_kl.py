@@ -64,7 +64,10 @@ class CrossEntropyWithKL(FairseqCriterion):
         if softmax is None:
             logits = net_output[0].float()
             return F.cross_entropy(
-                logits.flatten(0, -2), target.flatten(), ignore_index=self.padding_idx, reduction="sum"
+                logits.flatten(0, -2),
+                target.flatten(),
+                ignore_index=self.padding_idx,
+                reduction="sum",
             )
         # padding goes to no band of the adaptive softmax
         real = target != self.padding_idx

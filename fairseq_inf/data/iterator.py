@@ -46,7 +46,8 @@ class StreamIterator(EpochBatchIterator):
             at = min(len(self) - 1, round(done / (segments or len(self)) * len(self)))
             logger.warning(
                 f"the checkpoint was made with other streams ({', '.join(changed)}): "
-                f"the memory starts afresh, at segment {at} of {len(self)} of epoch {state['epoch']}"
+                "the memory starts afresh, "
+                f"at segment {at} of {len(self)} of epoch {state['epoch']}"
             )
             state["iterations_in_epoch"], memory = at, None
         elif done and memory is None:

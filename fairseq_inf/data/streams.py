@@ -18,7 +18,7 @@ class StreamDataset(FairseqDataset):
         self.ends = np.cumsum(lines.sizes, dtype=np.int64)  # where each line ends
         self.num_tokens_total = int(self.ends[-1]) if len(self.ends) else 0
         if self.num_tokens_total == 0:
-            raise ValueError(f"split {name} holds no tokens: check what fairseq-preprocess was given")
+            raise ValueError(f"split {name} holds no tokens: check what fairseq-preprocess got")
         if layout == "documents":
             self.documents = self._find_documents(separator)  # D+1 borders
         else:

@@ -14,7 +14,7 @@ class GaussianDensity:
     var: torch.Tensor
 
     def expect(self, basis):
-        """E_p[psi_j(t)] = N(mu; mu_j, var + sigma_j^2), the integral over the whole line.  -> ... x N"""
+        """E_p[psi_j(t)] = N(mu; mu_j, var + sigma_j^2), over the whole line.  -> ... x N"""
         centers, _ = basis.tensors(self.mu)
         widths = basis.distinct_widths
         centers = centers[: basis.num_basis // len(widths)]
@@ -39,5 +39,3 @@ class GaussianDensity:
         """KL(N(mu, var) || N(mu, sigma0^2)) = (v - log v - 1) / 2 with v = var / sigma0^2."""
         ratio = self.var / sigma0**2
         return 0.5 * (ratio - torch.log(ratio) - 1)
-
-

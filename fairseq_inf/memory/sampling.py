@@ -21,7 +21,7 @@ def uniform(key, count):
 
 
 def histogram_quantiles(histogram, levels):
-    """Where the distribution with these bin masses on [0, 1], uniform in each bin, reaches `levels`.
+    """Where the distribution with these bin masses on [0, 1], even in each bin, reaches `levels`.
 
     Uniform random levels give random positions, levels (m - 1/2) / M the quantiles.
     A histogram of zeros counts as uniform.  histogram: B x D, levels: B x M.  -> B x M

@@ -79,13 +79,13 @@ def save_state(state, path, fingerprint):
 
 
 def load_state(path, template, fingerprint):
-    """Read a state that `save_state` wrote into the structure of `template` (a state of one row)."""
+    """Read what `save_state` wrote into the structure of `template` (a state of one row)."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            found = {name: file.get_tensor(name) for name in file.keys()}
     except FileNotFoundError:
         raise FileNotFoundError(f"memory file {path} does not exist") from None
     except (SafetensorError, OSError) as error:
@@ -118,7 +118,7 @@ def load_state(path, template, fingerprint):
         if not same or len(rows) != 1:
             raise ValueError(
                 f"memory file {path} does not fit this model: {name} is "
-                f"{x.dtype} {tuple(x.shape)}, expected {like.dtype} (rows, {str(tuple(like.shape[1:]))[1:]}"
+                f"{x.dtype} {tuple(x.shape)}, expected {like.dtype} {('rows', *like.shape[1:])}"
             )
         if x.is_floating_point() and not torch.isfinite(x).all():
             raise ValueError(f"memory file {path} holds NaN or infinity in {name}")

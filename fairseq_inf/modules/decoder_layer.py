@@ -79,5 +79,7 @@ class DecoderLayer(nn.Module):
 
 def _share(memory, attention):
     """|Z_LTM| / (|Z_LTM| + |Z_T|), with the norms over the whole segment."""
-    memory, attention = (torch.linalg.vector_norm(z, dtype=torch.float) for z in (memory, attention))
+    memory, attention = (
+        torch.linalg.vector_norm(z, dtype=torch.float) for z in (memory, attention)
+    )
     return memory / (memory + attention).clamp(min=1e-20)

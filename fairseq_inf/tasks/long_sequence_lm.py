@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 class LongSequenceLMConfig(FairseqDataclass):
     data: Optional[str] = field(
         default=None,
-        metadata={"help": "data directory; several with colons between them are shards, an epoch each"},
+        metadata={"help": "data directory; several, with colons between, are read an epoch each"},
     )
     tokens_per_sample: int = field(default=256, metadata={"help": "tokens of a segment, L"})
     stream_layout: ChoiceEnum(["corpus", "documents"]) = field(
@@ -61,7 +61,8 @@ class LongSequenceLMTask(FairseqTask):
         self.separator = dictionary.index(cfg.document_separator)
         if self.separator == dictionary.unk() and cfg.stream_layout == "documents":
             raise ValueError(
-                f"--document-separator {cfg.document_separator} is not in the dictionary of {cfg.data}"
+                f"--document-separator {cfg.document_separator} is not in the dictionary "
+                f"of {cfg.data}"
             )
         self.model = None
         self._gathered = (None, None)
@@ -228,8 +229,8 @@ class LongSequenceLMTask(FairseqTask):
         if state_dict.get("dictionary", own["dictionary"]) != own["dictionary"]:
             raise ValueError(
                 f"the dictionary of {self.cfg.data} ({own['words']} words) is not the one that the "
-                f"checkpoint was trained with ({state_dict['words']} words): binarize the data with "
-                "that one (fairseq-preprocess --srcdict)"
+                f"checkpoint was trained with ({state_dict['words']} words): binarize the data "
+                "with that one (fairseq-preprocess --srcdict)"
             )
 
 

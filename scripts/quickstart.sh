@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Train a small ∞-former on the source of Python's own standard library, and see what its memory
+# is worth.  Everything goes to ./quickstart (or the folder named); run it again to go on where it
+# stopped.
+#   bash scripts/quickstart.sh [FOLDER]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source scripts/setup.sh
+out=${1:-quickstart}
+mkdir -p "$out"
+begin=$SECONDS
+say() { printf '\n[%d:%02d] %s\n' $(((SECONDS - begin) / 60)) $(((SECONDS - begin) % 60)) "$1"; }
+quietly() { # LOG COMMAND: show what a command printed only if it fails
+    local log=$1
+    shift
+    "$@" >"$log" 2>&1 || { tail -n 20 "$log" >&2; echo "quickstart: stopped, see $log" >&2; exit 1; }
+}
+
+say "1/4 Collect the standard library: one document a module, split by a hash of its name"
+[ -d "$out/text" ] || python scripts/stdlib_corpus.py "$out/text"
+
+say "2/4 Learn a vocabulary of 4,000 pieces and binarize"
+[ -d "$out/bin" ] || quietly "$out/prepare.log" \
+    python scripts/prepare_documents.py "$out/text" "$out/bin" --vocab-size 4000 --workers 2
+
+say "3/4 Train: segments of 128 tokens, a short-term memory of 128, a long-term memory of 128 functions"
+python -W ignore "$(command -v fairseq-train)" "$out/bin" --user-dir fairseq_inf \
+    --task long_sequence_lm --stream-layout documents --tokens-per-sample 128 --batch-size 16 \
+    --arch infinite_former_lm --decoder-layers 2 --decoder-embed-dim 128 --decoder-ffn-embed-dim 512 \
+    --stm-length 128 --ltm-basis 128 --ltm-sticky --dropout 0 \
+    --criterion cross_entropy_with_kl --kl-weight 1e-5 \
+    --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 --lr 0.003 \
+    --lr-scheduler cosine --warmup-updates 50 --max-update "${UPDATES:-500}" \
+    --log-interval 50 --max-valid-steps 40 --no-epoch-checkpoints --no-save-optimizer-state \
+    --save-dir "$out/checkpoints" --seed 1 --cpu 2>&1 |
+    tee "$out/train.log" | grep --line-buffered -oE 'epoch 001:.*(loss|ppl)=[^|]*|valid on.*' || true
+[ -f "$out/checkpoints/checkpoint_last.pt" ] ||
+    { tail -n 20 "$out/train.log" >&2; echo "quickstart: the training stopped" >&2; exit 1; }
+
+say "4/4 Evaluate on modules that it has never seen, with its long-term memory and without"
+evaluate() { # LOG OVERRIDES
+    quietly "$1" fairseq-eval-lm "$out/bin" --user-dir fairseq_inf \
+        --task long_sequence_lm --stream-layout documents --tokens-per-sample 128 --batch-size 8 \
+        --path "$out/checkpoints/checkpoint_last.pt" --model-overrides "$2" --cpu --no-progress-bar
+}
+evaluate "$out/with.log" "{}"
+evaluate "$out/without.log" "{'ltm_enabled': False}"
+field() { grep -oE "$2[0-9.,]+" "$1" | tail -n 1 | grep -oE '[0-9][0-9.,]*'; }
+
+say "Done"
+echo
+echo "  test modules, $(field "$out/with.log" 'Evaluated ') tokens   perplexity"
+printf '  %-32s %10s\n' "with its long-term memory" "$(field "$out/with.log" 'Perplexity: ')"
+printf '  %-32s %10s\n' "the same model, memory off" "$(field "$out/without.log" 'Perplexity: ')"
+cat <<TEXT
+
+What to try next:
+  see each word's probability     fairseq-eval-lm $out/bin ... --output-word-probs
+  train longer                    UPDATES=3000 bash scripts/quickstart.sh $out-long
+  a model without the memory      add --ltm-basis 0 to the training command in scripts/quickstart.sh
+  real books                      examples/pg19/README.md
+TEXT

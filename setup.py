@@ -1,0 +1,23 @@
+from setuptools import find_packages, setup
+
+setup(
+    name="fairseq_inf",
+    version="0.1.0",
+    description="The ∞-former, a transformer with an unbounded memory, as a fairseq plugin",
+    license="MIT",
+    python_requires=">=3.10",
+    packages=find_packages(include=["fairseq_inf", "fairseq_inf.*"]),
+    install_requires=[
+        "torch>=2.1",
+        "numpy",
+        "fairseq==0.12.2; python_version < '3.11'",
+        "fairseq-fixed==0.12.3.1; python_version >= '3.11'",
+        "safetensors",
+        "sentencepiece",
+        "sacrebleu",
+        "tensorboardX",
+        "tqdm",
+        "matplotlib",
+    ],
+    extras_require={"test": ["pytest", "ruff"]},
+)
