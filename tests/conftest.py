@@ -17,7 +17,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 TASK = ["--user-dir", "fairseq_inf", "--task", "long_sequence_lm", "--cpu"]
 MODEL = (
     "--arch infinite_former_lm --decoder-layers 2 --decoder-embed-dim 16 "
-    "--decoder-ffn-embed-dim 32 --decoder-attention-heads 2 --stm-length 12 --ltm-basis 10 --ltm-widths 0.05,0.2 --ltm-sticky"
+    "--decoder-ffn-embed-dim 32 --decoder-attention-heads 2 --stm-length 12 "
+    "--ltm-basis 10 --ltm-widths 0.05,0.2 --ltm-sticky"
 ).split()
 TRAIN = (
     "--criterion cross_entropy_with_kl --optimizer adam --lr 0.01 --tokens-per-sample 12 "
@@ -79,7 +80,7 @@ def trained(data_bin, tmp_path_factory):
     """-> a folder with a trained model, and what the training printed"""
     save_dir = tmp_path_factory.mktemp("trained")
     logs = ["--tensorboard-logdir", save_dir / "tb"]
-    return save_dir, train(data_bin, save_dir, "--max-update", 60, *logs)
+    return save_dir, train(data_bin, save_dir, "--max-update", 200, *logs)
 
 
 @pytest.fixture(scope="session")

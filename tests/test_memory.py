@@ -71,7 +71,10 @@ def test_expectations_and_masses_equal_quadrature(mu, var):
     assert torch.allclose(density.expect(basis)[0], numeric, rtol=1e-6, atol=1e-9)
 
     edges = torch.linspace(0, 1, 6, dtype=torch.float64)
-    fine = [torch.linspace(a, b, 40_001, dtype=torch.float64) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    fine = [
+        torch.linspace(a, b, 40_001, dtype=torch.float64)
+        for a, b in zip(edges[:-1], edges[1:], strict=True)
+    ]
     numeric = torch.stack(
         [
             torch.trapezoid(torch.exp(-0.5 * (s - mu) ** 2 / var) / (2 * torch.pi * var) ** 0.5, s)

@@ -99,18 +99,14 @@ class SegmentBatches(torch.utils.data.Dataset):
     from eos.  A document begins with a segment of its own.  Rows with nothing left are padding.
     """
 
-    def __init__(
-        self, dataset, rows, length, num_shards=1, shard=0, shuffle_seed=None, stateful=True
-    ):
-        """stateful: tell the model which rows begin a stream; a model without memory takes no such
-        argument."""
+    def __init__(self, dataset, rows, length, num_shards=1, shard=0, shuffle_seed=None):
         if dataset.layout == "corpus" and rows * num_shards > dataset.num_tokens_total:
             raise ValueError(
                 f"--batch-size {rows} on {num_shards} processes wants {rows * num_shards} streams, "
                 f"split {dataset.name} has only {dataset.num_tokens_total} tokens: "
                 "make it smaller"
             )
-        self.dataset, self.stateful = dataset, stateful
+        self.dataset = dataset
         tables = [
             _segments(spans, length)
             for spans in dataset.spans(rows * num_shards, length, shuffle_seed)
@@ -146,14 +142,11 @@ class SegmentBatches(torch.utils.data.Dataset):
             target[row, :size] = text[len(text) - size :]
             tokens[row, 0] = self.eos if from_eos else text[0]
             tokens[row, 1:size] = target[row, : size - 1]
-        net_input = {"src_tokens": tokens, "src_lengths": lengths}
-        if self.stateful:
-            net_input["starts"] = starts
         return {
             "id": torch.arange(self.first_row, self.first_row + rows),
             "nsentences": rows,
             "ntokens": int(lengths.sum()),
-            "net_input": net_input,
+            "net_input": {"src_tokens": tokens, "src_lengths": lengths, "starts": starts},
             "target": target,
         }
 

@@ -105,7 +105,7 @@ class InfiniteFormerLM(FairseqLanguageModel):
     def fingerprint(self):
         """Identifies these very weights, so that a memory is read by the model that wrote it."""
         digest = hashlib.blake2b(digest_size=16)
-        for name, x in sorted(self.state_dict().items()):
+        for name, x in sorted(self.named_parameters()):
             digest.update(f"{name} {tuple(x.shape)} ".encode())
             digest.update(x.detach().cpu().float().contiguous().numpy().tobytes())
         return digest.hexdigest()
@@ -120,16 +120,6 @@ class InfiniteFormerLM(FairseqLanguageModel):
         """Go on in evaluation with the memory in a file that `save_memory` wrote."""
         state = load_state(path, self.decoder.initial_state(1), self.fingerprint())
         self.states[False] = state.to(next(self.parameters()).device)
-
-    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):
-        for name in ("decoder.embed_tokens.weight", "decoder.output_projection.weight"):
-            own = self.state_dict().get(name)
-            if own is not None and name in state_dict and len(own) != len(state_dict[name]):
-                raise ValueError(
-                    f"the checkpoint knows {len(state_dict[name])} words and the dictionary of the "
-                    f"data has {len(own)}: use the dict.txt that the model was trained with"
-                )
-        return super().load_state_dict(state_dict, strict, model_cfg, args)
 
 
 def check_sizes(cfg):

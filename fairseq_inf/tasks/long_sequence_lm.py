@@ -8,7 +8,7 @@ from typing import Optional
 
 import torch
 from fairseq import utils
-from fairseq.data import Dictionary, data_utils
+from fairseq.data import Dictionary, data_utils, indexed_dataset
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
@@ -97,6 +97,9 @@ class LongSequenceLMTask(FairseqTask):
         paths = utils.split_paths(self.cfg.data)
         path = paths[(epoch - 1) % len(paths)] if split == self.cfg.train_subset else paths[0]
         prefix = os.path.join(path, split)
+        binary = indexed_dataset.data_file_path(prefix)
+        if os.path.isfile(binary) and os.path.getsize(binary) == 0:
+            raise ValueError(f"split {split} of {path} holds no tokens: {binary} is empty")
         lines = data_utils.load_indexed_dataset(
             prefix, self.dictionary, self.cfg.dataset_impl, combine=combine
         )
@@ -123,7 +126,7 @@ class LongSequenceLMTask(FairseqTask):
         **kwargs,
     ):
         length = self.cfg.tokens_per_sample
-        if max_sentences is None and max_tokens is None:
+        if not max_sentences and not max_tokens:
             raise ValueError("--batch-size is missing: say how many streams to read side by side")
         rows = max_sentences or max(1, max_tokens // length)
         training = dataset is self.datasets.get(self.cfg.train_subset)
@@ -134,7 +137,6 @@ class LongSequenceLMTask(FairseqTask):
             num_shards,
             shard_id,
             shuffle_seed=seed + epoch if training else None,
-            stateful=hasattr(self.model, "states"),
         )
         layout = {
             "--tokens-per-sample": length,
@@ -178,7 +180,7 @@ class LongSequenceLMTask(FairseqTask):
 
     def save_memory(self):
         """The memory of all rows of the training, by name; None if it is not at hand."""
-        state = getattr(self.model, "states", {}).get(True)
+        state = self.model.states[True]
         if state is None:
             return None
         if _world_size() == 1:
@@ -190,8 +192,6 @@ class LongSequenceLMTask(FairseqTask):
         return tensors
 
     def restore_memory(self, tensors):
-        if not hasattr(self.model, "states"):
-            return
         rows = self._rows
         state = self.model.decoder.initial_state(rows.stop - rows.start)
         if tensors is not None:
@@ -201,7 +201,7 @@ class LongSequenceLMTask(FairseqTask):
 
     def gather_memory(self):
         """Bring the memory of every process together, since only the first one saves."""
-        state = getattr(self.model, "states", {}).get(True)
+        state = self.model.states[True]
         if state is not None and _world_size() > 1:
             tensors = {name: _gather(x) for name, x in state.tensors().items()}
             self._gathered = (state, tensors)
