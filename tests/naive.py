@@ -25,8 +25,9 @@ def gate(x, conv):
     return torch.sigmoid(conv(x.T[None])[0].T) * x
 
 
-def write(memory, x, old, at=None):
-    """One row's new coefficients.  at: where the past is sampled; m/M if None."""
+def write(memory, x, old, at=None, longest=None):
+    """One row's new coefficients.  at: where the past is sampled, m/M if None; longest: what no
+    sample of the past may exceed, if it is not taken evenly."""
     centers, widths = memory.basis.centers.to(x), memory.basis.widths.to(x)
     x = gate(x, memory.gate)
     t = torch.arange(1, len(x) + 1, dtype=x.dtype) / len(x)
@@ -34,6 +35,8 @@ def write(memory, x, old, at=None):
         return fit(x, t, centers, widths, memory.ridge)
     even = torch.arange(1, memory.samples + 1, dtype=x.dtype) / memory.samples
     past = torch.stack([old.T @ psi(p, centers, widths) for p in (even if at is None else at)])
+    if at is not None:
+        past = torch.stack([v * min(1, float(longest / v.norm())) for v in past])
     places = torch.cat([memory.tau * even, memory.tau + (1 - memory.tau) * t])
     return fit(torch.cat([past, x]), places, centers, widths, memory.ridge)
 

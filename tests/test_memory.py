@@ -119,7 +119,7 @@ def test_fast_memory_equals_the_naive_one(new, queries, sticky):
     for segment in range(3):
         q, x = inputs(2, new, queries, seed=segment)
         q.requires_grad_()
-        histogram = state.histogram
+        histogram, longest = state.histogram, state.longest
         out, density, state = memory(q, x, state)
         weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(7), dtype=out.dtype)
         loss = (out * weight).sum() + density.kl(0.1).sum()
@@ -132,7 +132,7 @@ def test_fast_memory_equals_the_naive_one(new, queries, sticky):
                 levels = (torch.arange(9).double() + 0.5)[None] / 9
                 at = histogram_quantiles(histogram[row : row + 1], levels)[0]
             old = None if slow[row] is None else slow[row].detach()
-            slow[row] = naive.write(memory, x[row], old, at)
+            slow[row] = naive.write(memory, x[row], old, at, longest[row])
             z, mu, var = naive.read(memory, q[row], slow[row])
             outs.append(z)
             losses = losses + (z * weight[row]).sum() + GaussianDensity(mu, var).kl(0.1).sum()
@@ -356,6 +356,28 @@ def test_bad_settings_name_their_flag(kwargs, flag):
 def test_bad_widths_name_their_flag():
     with pytest.raises(ValueError, match="--ltm-widths"):
         GaussianBasis(4, (0.1, -0.1))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_sticky_memory_that_always_looks_at_one_place_stays_bounded(training):
+    """Samples of a fit are fitted again and again, at the worst places for it."""
+    torch.manual_seed(0)
+    memory = ContinuousMemory(DIM, HEADS, 64, widths=(0.01, 0.05), sticky=True, bins=64)
+    memory.train(training)
+    x = torch.randn(1, 64, DIM)
+    centers = (torch.arange(64) + 0.5) / 64
+    for center, width in ((0.05, 0.01), (0.2, 0.3), (0.0, 0.02), (0.45, 0.05)):
+        looked = torch.exp(-0.5 * ((centers - center) / width) ** 2)[None]
+        state = memory.initial_state(1)
+        for segment in range(400):
+            with torch.no_grad():
+                _, _, state = memory(
+                    torch.randn(1, HEADS, 1, 4), x, state, key=torch.tensor([segment])
+                )
+            state.histogram = looked / looked.sum()
+        t = torch.linspace(0.01, 1, 200)
+        signal = memory.basis.evaluate(t) @ state.coefficients[0]
+        assert signal.norm(dim=-1).max() < 3 * state.longest
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

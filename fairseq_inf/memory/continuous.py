@@ -19,6 +19,7 @@ from .state import State
 @dataclass
 class ContinuousState(State):
     coefficients: torch.Tensor  # B x N x e, never in half precision: X(t) = B^T psi(t)
+    longest: torch.Tensor  # B: length of the longest vector ever stored
     histogram: torch.Tensor  # B x D: where the last segment looked; zeros when not sticky
     tokens: torch.Tensor  # B: how many vectors the signal holds; 0 is an empty memory
 
@@ -137,6 +138,7 @@ class ContinuousMemory(nn.Module):
         exact = _exact(self.key.weight.dtype)
         return ContinuousState(
             coefficients=torch.zeros(rows, self.num_basis, self.dim, dtype=exact, device=device),
+            longest=torch.zeros(rows, dtype=exact, device=device),
             histogram=torch.zeros(
                 rows, self.bins if self.sticky else 0, dtype=exact, device=device
             ),
@@ -151,40 +153,54 @@ class ContinuousMemory(nn.Module):
             counts = [vectors.size(1)] * vectors.size(0)
             plan = plan_write(counts, state.tokens, self.threshold)
         with torch.autocast(vectors.device.type, enabled=False):
-            coefficients = self._write(vectors.detach(), state, plan, key)
+            coefficients, longest = self._write(vectors.detach(), state, plan, key)
         output, density = self._read(query, coefficients)
         histogram = self._histogram(density, mask, state) if self.sticky else state.histogram
-        return output, density, ContinuousState(coefficients, histogram, plan.tokens)
+        return output, density, ContinuousState(coefficients, longest, histogram, plan.tokens)
 
     def _write(self, vectors, state, plan, key):
-        """B <- A B + C (sigmoid(conv(X)) * X), row by row as the plan says.  -> B x N x e"""
+        """Update the rows as the plan says.  -> coefficients: B x N x e, longest: B"""
+        state = state.detach()
         if not plan.writes:
             # the gate takes part in every step, or data-parallel training waits for its gradient
             unused = 0 * sum(p.sum() for p in self.gate.parameters()) if self.training else 0
-            return state.coefficients.detach() + unused
+            return state.coefficients + unused, state.longest
         parts = []
         for rows, count, first in plan.groups:
-            old = state.coefficients.detach()
-            old = old if rows is None else old[rows]
-            if count == 0:
-                parts.append(old)
-                continue
-            x = vectors if rows is None else vectors[rows]
-            x = self._gated(x[:, x.size(1) - count :]).to(old.dtype)
-            carry, past, fit = update_operators(
-                self.num_basis, self.basis.distinct_widths, self.tau, self.samples, self.ridge,
-                count, first, x.dtype, x.device,
-            )  # fmt: skip
-            new = fit @ x
-            if not first:
-                if self.sticky:
-                    pick = slice(None) if rows is None else rows
-                    at = self._sample(state.histogram[pick], None if key is None else key[pick])
-                    new = new + past @ (self.basis.evaluate(at) @ old)
-                else:
-                    new = new + carry @ old
-            parts.append(new)
-        return parts[0] if plan.inverse is None else torch.cat(parts)[plan.inverse]
+            part, x, own = state, vectors, key
+            if rows is not None:
+                part, x, own = state.rows(rows), vectors[rows], None if key is None else key[rows]
+            if count:
+                parts.append(self._update(x[:, x.size(1) - count :], part, first, own))
+            else:
+                parts.append((part.coefficients, part.longest))
+        if plan.inverse is None:
+            return parts[0]
+        return tuple(torch.cat(part)[plan.inverse] for part in zip(*parts, strict=True))
+
+    def _update(self, x, state, first, key):
+        """B <- A B + C (sigmoid(conv(X)) * X).
+
+        Where a sticky memory keeps looking at one place, the fit of samples of a fit overshoots
+        a little with every write, and would grow without bound: no sample of the past may be
+        longer than the longest vector that was ever stored.
+        """
+        x = self._gated(x).to(state.coefficients.dtype)
+        carry, past, fit = update_operators(
+            self.num_basis, self.basis.distinct_widths, self.tau, self.samples, self.ridge,
+            x.size(1), first, x.dtype, x.device,
+        )  # fmt: skip
+        new = fit @ x
+        longest = torch.linalg.vector_norm(x.detach(), dim=-1).amax(dim=-1)
+        if first:
+            return new, longest
+        longest = torch.maximum(longest, state.longest)
+        if not self.sticky:
+            return new + carry @ state.coefficients, longest
+        sampled = self.basis.evaluate(self._sample(state.histogram, key)) @ state.coefficients
+        length = torch.linalg.vector_norm(sampled, dim=-1, keepdim=True).clamp(min=1e-30)
+        sampled = sampled * (state.longest[:, None, None] / length).clamp(max=1)
+        return new + past @ sampled, longest
 
     def _gated(self, x):
         """sigmoid(conv(X)) * X over the width of three vectors, as one product."""
