@@ -163,11 +163,11 @@ class LongSequenceLMTask(FairseqTask):
 
     # the memory as part of the training state
 
-    def build_model(self, cfg, from_checkpoint=False):
-        self.model = super().build_model(cfg, from_checkpoint)
+    def build_model(self, cfg, *args, **kwargs):
+        self.model = super().build_model(cfg, *args, **kwargs)
         return self.model
 
-    def build_criterion(self, cfg, from_checkpoint=False):
+    def build_criterion(self, cfg, *args, **kwargs):
         path = resume_path(self.cfg.save_dir, self.cfg.restore_file)
         if path is not None:
             if _world_size() == 1 or torch.distributed.get_rank() == 0:
@@ -176,7 +176,7 @@ class LongSequenceLMTask(FairseqTask):
                 torch.distributed.barrier()
                 allow_broadcast()
             check_task_state(path, self)
-        return super().build_criterion(cfg, from_checkpoint)
+        return super().build_criterion(cfg, *args, **kwargs)
 
     def save_memory(self):
         """The memory of all rows of the training, by name; None if it is not at hand."""
