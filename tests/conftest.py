@@ -37,6 +37,7 @@ def fairseq(name, *args, ok=True):
         command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     assert (done.returncode == 0) == ok, done.stdout[-4000:]
+    assert not re.search(r"fairseq_inf/\S+: \w*Warning", done.stdout), "our own code must not warn"
     return done.stdout
 
 

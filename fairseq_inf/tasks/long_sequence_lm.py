@@ -129,6 +129,11 @@ class LongSequenceLMTask(FairseqTask):
         if not max_sentences and not max_tokens:
             raise ValueError("--batch-size is missing: say how many streams to read side by side")
         rows = max_sentences or max(1, max_tokens // length)
+        if self.cfg.stream_layout == "documents" and rows * num_shards > len(dataset):
+            logger.warning(
+                f"{dataset.name} has {len(dataset)} documents for {rows * num_shards} rows: "
+                "some rows stay empty, a smaller --batch-size does the same work in less time"
+            )
         training = dataset is self.datasets.get(self.cfg.train_subset)
         batches = SegmentBatches(
             dataset,
