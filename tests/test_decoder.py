@@ -270,6 +270,10 @@ def test_a_memory_file_goes_with_its_model(tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_follows_single_precision(dtype):
+    try:
+        torch.nn.LayerNorm(2).to(dtype)(torch.ones(1, 2, dtype=dtype))
+    except RuntimeError as error:
+        pytest.skip(f"this torch has no {dtype} on CPUs: {error}")
     tokens = text(2, 60)
     exact, _ = stream(make_model().decoder, tokens, 5)
     half, state = stream(make_model().to(dtype).decoder, tokens, 5)
