@@ -24,23 +24,29 @@ say "2/4 Learn a vocabulary of 4,000 pieces and binarize"
     python scripts/prepare_documents.py "$out/text" "$out/bin" --vocab-size 4000 --workers 2
 
 say "3/4 Train: segments of 128 tokens, a short-term memory of 128, a long-term memory of 128 functions"
-python -W ignore "$(command -v fairseq-train)" "$out/bin" --user-dir fairseq_inf \
-    --task long_sequence_lm --stream-layout documents --tokens-per-sample 128 --batch-size 16 \
-    --arch infinite_former_lm --decoder-layers 2 --decoder-embed-dim 128 --decoder-ffn-embed-dim 512 \
-    --stm-length 128 --ltm-basis 128 --ltm-sticky --dropout 0 \
-    --criterion cross_entropy_with_kl --kl-weight 1e-5 \
-    --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 --lr 0.003 \
-    --lr-scheduler cosine --warmup-updates 50 --max-update "${UPDATES:-500}" \
-    --log-interval 50 --max-valid-steps 40 --no-epoch-checkpoints --no-save-optimizer-state \
-    --save-dir "$out/checkpoints" --seed 1 --cpu 2>&1 |
-    tee "$out/train.log" | grep --line-buffered -oE 'epoch 001:.*(loss|ppl)=[^|]*|valid on.*' || true
-[ -f "$out/checkpoints/checkpoint_last.pt" ] ||
-    { tail -n 20 "$out/train.log" >&2; echo "quickstart: the training stopped" >&2; exit 1; }
+train() {
+    python -W ignore "$(command -v fairseq-train)" "$out/bin" --user-dir fairseq_inf \
+        --task long_sequence_lm --stream-layout documents --tokens-per-sample 128 --batch-size 16 \
+        --arch infinite_former_lm --decoder-layers 2 --decoder-embed-dim 128 \
+        --decoder-ffn-embed-dim 512 --stm-length 128 --ltm-basis 128 --ltm-sticky --dropout 0 \
+        --criterion cross_entropy_with_kl --kl-weight 1e-5 \
+        --optimizer adam --adam-betas '(0.9, 0.98)' --clip-norm 1.0 --lr 0.003 \
+        --lr-scheduler cosine --warmup-updates 50 --max-update "${UPDATES:-400}" \
+        --log-interval 50 --max-valid-steps 40 --no-epoch-checkpoints \
+        --save-interval-updates 200 --keep-interval-updates 1 --save-dir "$out/checkpoints" --seed 1 --cpu
+}
+failed() { tail -n 20 "$out/train.log" >&2; echo "quickstart: the training stopped" >&2; exit 1; }
+if [ -t 2 ]; then # fairseq's progress bar
+    train >"$out/train.log" || failed
+else
+    train 2>&1 | tee "$out/train.log" | grep --line-buffered -oE 'epoch [0-9]+: .*|valid on.*' || true
+    [ "${PIPESTATUS[0]}" -eq 0 ] || failed
+fi
 
 say "4/4 Evaluate on modules that it has never seen, with its long-term memory and without"
 evaluate() { # LOG OVERRIDES
     quietly "$1" fairseq-eval-lm "$out/bin" --user-dir fairseq_inf \
-        --task long_sequence_lm --stream-layout documents --tokens-per-sample 128 --batch-size 8 \
+        --task long_sequence_lm --stream-layout documents --tokens-per-sample 128 --batch-size 16 \
         --path "$out/checkpoints/checkpoint_last.pt" --model-overrides "$2" --cpu --no-progress-bar
 }
 evaluate "$out/with.log" "{}"

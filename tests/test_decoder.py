@@ -219,6 +219,17 @@ def test_a_stream_that_never_began_is_refused():
         make_model()(text(2, 5), None, torch.tensor([False, True]))
 
 
+def test_the_share_of_the_memory_leaves_padding_out():
+    model = make_model()
+    _, state = stream(model.decoder, text(2, 30), 5)
+    tokens = text(2, 5, seed=8)
+    padded = torch.cat([tokens, torch.full((2, 20), 1)], dim=1)
+    with torch.no_grad():
+        expected = model.decoder(tokens, state)[2]["ltm_share"]
+        share = model.decoder(padded, state, torch.tensor([5, 5]))[2]["ltm_share"]
+    assert share.item() == pytest.approx(expected.item(), rel=1e-4)
+
+
 def test_activation_checkpointing_changes_nothing():
     grads = []
     for flag in (False, True):
@@ -262,10 +273,14 @@ def test_a_memory_file_goes_with_its_model(tmp_path):
     again.load_memory(path)
     got, _ = again(text(1, 5, seed=9), None, torch.tensor([False]))
     assert torch.equal(expected, got)
+    with pytest.raises(ValueError, match="another model"):
+        make_model(ltm_widths="0.06,0.2").load_memory(path)
     with torch.no_grad():
         again.decoder.layers[0].inner.bias.add_(1)
     with pytest.raises(ValueError, match="another model"):
         again.load_memory(path)
+    with pytest.raises(FileNotFoundError, match="cannot be written"):
+        model.save_memory(str(tmp_path / "none" / "memory.safetensors"))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -288,7 +303,10 @@ def test_half_precision_follows_single_precision(dtype):
         ({"ltm_widths": "0.01,wide"}, "--ltm-widths"),
         ({"ltm_tau": 1.5}, "--ltm-tau"),
         ({"ltm_layers": "0,2"}, "--ltm-layers"),
+        ({"ltm_widths": "nan,0.1"}, "--ltm-widths"),
+        ({"ltm_threshold": -5}, "--ltm-threshold"),
         ({"stm_length": -1}, "--stm-length"),
+        ({"attention_dropout": 3}, "--attention-dropout"),
         ({"decoder_attention_heads": 3}, "--decoder-attention-heads"),
         ({"adaptive_input": True}, "--adaptive-input-cutoff"),
         ({"adaptive_softmax_cutoff": "20,10"}, "--adaptive-softmax-cutoff"),

@@ -178,7 +178,8 @@ BAD = {
         ["--stream-layout", "documents", "--document-separator", "<no>"],
         "--document-separator <no> is not in the dictionary",
     ),
-    "no batch size": (["--batch-size", 0], "--batch-size"),
+    "no batch size": (["--batch-size", 0], "--batch-size must be at least 1"),
+    "a negative KL": (["--kl-sigma", "nan"], "--kl-sigma must be a positive number"),
     "NaN in the loss": (["--lr", "1e30", "--max-update", 20], "the loss is nan in training"),
 }
 
@@ -213,8 +214,12 @@ def test_another_dictionary_is_refused_by_evaluation_and_by_training(data_bin, t
     printed = evaluate(folder, trained[0] / "checkpoint_best.pt", ok=False)
     assert "is not the one that the checkpoint was trained with" in printed.splitlines()[-1]
     shutil.copytree(trained[0], tmp_path / "ck")
-    printed = train(folder, tmp_path / "ck", "--max-update", 210, ok=False)
-    assert "is not the one that the checkpoint was trained with" in printed.splitlines()[-1]
+    for args in (
+        [tmp_path / "ck"],
+        [tmp_path / "new", "--finetune-from-model", tmp_path / "ck/checkpoint_last.pt"],
+    ):
+        printed = train(folder, *args, "--max-update", 210, ok=False)
+        assert re.search(r"is not the one that \S+ was trained with", printed.splitlines()[-1])
 
 
 def test_a_truncated_checkpoint_is_named(data_bin, trained, tmp_path):
@@ -223,4 +228,5 @@ def test_a_truncated_checkpoint_is_named(data_bin, trained, tmp_path):
     path.write_bytes(whole[: len(whole) // 2])
     last = train(data_bin, tmp_path, "--max-update", 210, ok=False).strip().splitlines()[-1]
     assert f"checkpoint {path} is truncated" in last
+    assert f"checkpoint {path} is truncated" in evaluate(data_bin, path, ok=False).splitlines()[-1]
     assert path.stat().st_size == len(whole) // 2

@@ -380,6 +380,28 @@ def test_a_sticky_memory_that_always_looks_at_one_place_stays_bounded(training):
         assert signal.norm(dim=-1).max() < 3 * state.longest
 
 
+def test_an_even_memory_whose_update_would_grow_stays_bounded():
+    """tau near 1 and one vector a write: the powers of the linear update grow."""
+    torch.manual_seed(0)
+    memory = ContinuousMemory(DIM, HEADS, 64, widths=(0.01, 0.05), tau=0.95).eval()
+    state, sizes = memory.initial_state(1), []
+    for _ in range(300):
+        with torch.no_grad():
+            _, _, state = memory(torch.randn(1, HEADS, 1, 4), torch.randn(1, 1, DIM), state)
+        sizes.append(state.coefficients.abs().max().item())
+    assert max(sizes[100:]) < 2 * max(sizes[:100])
+
+
+def test_what_is_computed_in_inference_mode_serves_a_training_later():
+    with torch.inference_mode():
+        memory = make_memory(14, double=False, sticky=True)
+        run(memory, 2)
+    memory = make_memory(14, double=False, sticky=True)
+    outs, _ = run(memory, 2)
+    outs[-1].sum().backward()
+    assert memory.gate.weight.grad.abs().sum() > 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_long_stream_stays_finite_and_bounded(dtype):
     memory = make_memory(double=False, sticky=True).to(dtype)

@@ -112,6 +112,14 @@ def test_without_validation_the_memory_is_saved_all_the_same(data_bin, tmp_path)
     assert_same_training(tmp_path / "a/checkpoint_last.pt", tmp_path / "b/checkpoint_last.pt")
 
 
+def test_a_stop_before_the_first_validation_saves_the_memory_too(data_bin, tmp_path):
+    late = ["--validate-after-updates", 100, "--save-interval-updates", 0]
+    finish(start(data_bin, tmp_path / "a", *late, "--max-update", 12, world=2))
+    finish(start(data_bin, tmp_path / "b", *late, "--max-update", 6, world=2))
+    finish(start(data_bin, tmp_path / "b", *late, "--max-update", 12, world=2))
+    assert_same_training(tmp_path / "a/checkpoint_last.pt", tmp_path / "b/checkpoint_last.pt")
+
+
 def test_two_processes_equal_one(data_bin, tmp_path):
     """The same rows in the same order give the same loss, memory and parameters."""
     # plain SGD: Adam makes a step of full size even of a gradient that is only rounding
@@ -137,7 +145,11 @@ def test_other_streams_start_with_a_fresh_memory_and_say_so(data_bin, tmp_path):
         data_bin, tmp_path, *RUN, "--max-update", 25, "--batch-size", 2, "--tokens-per-sample", 10
     )
     message = re.search(
-        r"made with other streams \((.*)\): the memory starts afresh, at segment (\d+)", printed
+        r"another memory or streams \((.*)\): the memory starts afresh, at segment (\d+)", printed
     )
     assert message[1] == "--tokens-per-sample 24 -> 10, --batch-size 4 -> 2"
     assert int(message[2]) > 20
+    # another memory: the same place in the same streams
+    train(data_bin, tmp_path / "b", *RUN, "--max-update", 20)
+    printed = train(data_bin, tmp_path / "b", *RUN, "--max-update", 22, "--ltm-widths", "0.1,0.2")
+    assert "(--ltm-widths 0.05,0.2 -> 0.1,0.2): the memory starts afresh, at segment 20" in printed

@@ -122,6 +122,9 @@ def test_documents_are_shuffled_by_seed_and_stay_whole():
 def test_documents_end_with_a_separator_of_ones_own():
     dataset = make_dataset([10, 10, 10], "documents", separator=4 + 4)
     assert dataset.documents.tolist() == [0, 5, 30]
+    # at the end of a line, the line's own eos goes with the document that it ends
+    dataset = make_dataset([10, 10, 10], "documents", separator=4 + 8)
+    assert dataset.documents.tolist() == [0, 10, 30]
 
 
 def test_two_processes_read_the_rows_that_one_reads():
@@ -132,6 +135,13 @@ def test_two_processes_read_the_rows_that_one_reads():
 def test_more_rows_than_tokens_is_refused():
     with pytest.raises(ValueError, match="--batch-size 6 on 2 processes"):
         SegmentBatches(make_dataset([5, 6], "corpus"), 6, 4, num_shards=2)
+
+
+def test_words_outside_the_dictionary_are_refused():
+    dataset = make_dataset([5, 6], "corpus")
+    dataset.lines.lines[1][0] = 2000
+    with pytest.raises(ValueError, match="train has words that are not among the 1004"):
+        SegmentBatches(dataset, 1, 20)[0]
 
 
 def test_an_empty_split_is_refused():

@@ -28,10 +28,10 @@ class CrossEntropyWithKL(FairseqCriterion):
 
     def __init__(self, task, kl_weight, kl_sigma):
         super().__init__(task)
-        if kl_weight < 0:
-            raise ValueError(f"--kl-weight cannot be negative, got {kl_weight}")
-        if kl_sigma <= 0:
-            raise ValueError(f"--kl-sigma must be positive, got {kl_sigma}")
+        if not 0 <= kl_weight < math.inf:
+            raise ValueError(f"--kl-weight must be a number from 0 on, got {kl_weight}")
+        if not 0 < kl_sigma < math.inf:
+            raise ValueError(f"--kl-sigma must be a positive number, got {kl_sigma}")
         self.kl_weight, self.kl_sigma = kl_weight, kl_sigma
 
     def forward(self, model, sample, reduce=True):
@@ -52,6 +52,7 @@ class CrossEntropyWithKL(FairseqCriterion):
             "kl": kl.detach(),
             "ltm_sigma": sigma,
             "ltm_reads": reads,
+            "ltm_tokens": ntokens if extra.get("densities") else 0,
             "ltm_share": extra.get("ltm_share", torch.zeros_like(nll)).detach() * ntokens,
             "ntokens": ntokens,
             "nsentences": sample["nsentences"],
@@ -93,20 +94,19 @@ class CrossEntropyWithKL(FairseqCriterion):
 
     @staticmethod
     def reduce_metrics(logging_outputs):
-        totals = {
-            name: utils.item(sum(log.get(name, 0) for log in logging_outputs))
-            for name in ("loss", "nll_loss", "kl", "ltm_sigma", "ltm_reads", "ltm_share", "ntokens")
-        }
-        ntokens = max(totals["ntokens"], 1)
+        def total(name):
+            return utils.item(sum(log.get(name, 0) for log in logging_outputs))
+
+        ntokens = max(total("ntokens"), 1)
         for name in ("loss", "nll_loss"):
-            metrics.log_scalar(name, totals[name] / ntokens / math.log(2), ntokens, round=3)
+            metrics.log_scalar(name, total(name) / ntokens / math.log(2), ntokens, round=3)
         metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["nll_loss"].avg))
-        if totals["ltm_reads"]:
-            metrics.log_scalar("kl", totals["kl"] / ntokens, ntokens, round=3)
-            metrics.log_scalar(
-                "ltm_sigma", totals["ltm_sigma"] / totals["ltm_reads"], totals["ltm_reads"], round=4
-            )
-            metrics.log_scalar("ltm_share", totals["ltm_share"] / ntokens, ntokens, round=3)
+        if total("ltm_tokens"):
+            metrics.log_scalar("kl", total("kl") / ntokens, ntokens, round=3)
+            metrics.log_scalar("ltm_share", total("ltm_share") / ntokens, ntokens, round=3)
+        reads = total("ltm_reads")
+        if reads:
+            metrics.log_scalar("ltm_sigma", total("ltm_sigma") / reads, reads, round=4)
 
     @staticmethod
     def logging_outputs_can_be_summed():

@@ -10,11 +10,12 @@ logger = logging.getLogger(__name__)
 class StreamIterator(EpochBatchIterator):
     """Segments in their order; the memory of the training goes with the state of the iterator.
 
-    memory: object with `save_memory() -> dict or None` and `restore_memory(dict or None)`.
-    layout: what the rows depend on; a saved memory fits only the same.
+    memory: object with `save_memory() -> dict or None` and `restore_memory(dict or None, rows)`.
+    layout: what the rows and the memory depend on; a saved memory fits only the same.
+    rows: which of all rows, a slice, are this process's.
     """
 
-    def __init__(self, batches, memory, layout, epoch=1, num_workers=0, buffer_size=0):
+    def __init__(self, batches, memory, layout, rows, epoch=1, num_workers=0, buffer_size=0):
         super().__init__(
             dataset=batches,
             collate_fn=_only,
@@ -24,7 +25,7 @@ class StreamIterator(EpochBatchIterator):
             buffer_size=buffer_size,
             disable_shuffling=True,
         )
-        self.memory, self.layout = memory, layout
+        self.memory, self.layout, self.rows = memory, layout, rows
 
     def state_dict(self):
         state = super().state_dict()
@@ -40,12 +41,14 @@ class StreamIterator(EpochBatchIterator):
         if done and layout != self.layout:
             changed = [
                 f"{name} {(layout or {}).get(name)} -> {value}"
-                for name, value in self.layout.items()
+                for name, value in {**(layout or {}), **self.layout}.items()
                 if (layout or {}).get(name) != value
             ]
-            at = min(len(self) - 1, round(done / (segments or len(self)) * len(self)))
+            at = done
+            if segments != len(self):
+                at = min(len(self) - 1, round(done / (segments or len(self)) * len(self)))
             logger.warning(
-                f"the checkpoint was made with other streams ({', '.join(changed)}): "
+                f"the checkpoint was made with another memory or streams ({', '.join(changed)}): "
                 "the memory starts afresh, "
                 f"at segment {at} of {len(self)} of epoch {state['epoch']}"
             )
@@ -53,7 +56,7 @@ class StreamIterator(EpochBatchIterator):
         elif done and memory is None:
             logger.warning("the checkpoint holds no memory of the training: it starts afresh")
         super().load_state_dict(state)
-        self.memory.restore_memory(memory)
+        self.memory.restore_memory(memory, self.rows)
 
 
 def _only(items):

@@ -19,6 +19,10 @@ class StreamDataset(FairseqDataset):
         self.num_tokens_total = int(self.ends[-1]) if len(self.ends) else 0
         if self.num_tokens_total == 0:
             raise ValueError(f"split {name} holds no tokens: check what fairseq-preprocess got")
+        try:
+            lines[len(self.ends) - 1]
+        except (ValueError, OSError, EOFError):
+            raise ValueError(f"{name}.bin is truncated: binarize it again") from None
         if layout == "documents":
             self.documents = self._find_documents(separator)  # D+1 borders
         else:
@@ -34,6 +38,9 @@ class StreamDataset(FairseqDataset):
                 for i, begin in enumerate(begins)
             ]
             borders = np.concatenate(found)
+            # the end of a line that ends with the separator belongs to the document before it
+            closing = np.isin(borders, self.ends - 1)
+            borders = borders + closing
         borders = borders[borders < self.num_tokens_total]
         return np.concatenate([[0], borders, [self.num_tokens_total]])
 
@@ -142,7 +149,13 @@ class SegmentBatches(torch.utils.data.Dataset):
             target[row, :size] = text[len(text) - size :]
             tokens[row, 0] = self.eos if from_eos else text[0]
             tokens[row, 1:size] = target[row, : size - 1]
+        if target.max() >= len(self.dataset.dictionary):
+            raise ValueError(
+                f"{self.dataset.name} has words that are not among the "
+                f"{len(self.dataset.dictionary)} of its dict.txt: binarize it with that dictionary"
+            )
         return {
+            "segment": index,
             "id": torch.arange(self.first_row, self.first_row + rows),
             "nsentences": rows,
             "ntokens": int(lengths.sum()),

@@ -1,5 +1,7 @@
 """The radial basis functions of the signal, and the ridge regression onto them."""
 
+import math
+
 import torch
 
 
@@ -17,7 +19,7 @@ class GaussianBasis:
 
     def __init__(self, num_basis, widths):
         widths = tuple(float(width) for width in widths)
-        if not widths or min(widths) <= 0:
+        if not widths or not all(0 < width < math.inf for width in widths):
             raise ValueError(f"--ltm-widths must be positive numbers, got {widths}")
         if num_basis < 1 or num_basis % len(widths):
             raise ValueError(
@@ -38,7 +40,8 @@ class GaussianBasis:
         """(centers, widths) in the dtype and on the device of `like`."""
         key = (like.dtype, like.device)
         if key not in self._copies:
-            self._copies[key] = self.centers.to(like), self.widths.to(like)
+            with torch.inference_mode(False):  # what is kept must serve a training later
+                self._copies[key] = self.centers.to(*key[::-1]), self.widths.to(*key[::-1])
         return self._copies[key]
 
     def evaluate(self, t):

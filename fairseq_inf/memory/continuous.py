@@ -62,12 +62,14 @@ def plan_write(counts, tokens, threshold=0):
 
 
 @lru_cache(maxsize=256)
+@torch.inference_mode(False)  # what is kept must serve a training later
 def update_operators(num_basis, widths, tau, samples, ridge, count, first, dtype, device):
     """The linear maps of one write, B <- A B + C X, for `count` new vectors.
 
     First write: t_i = i/T and only C = G^T.  Later: the past is sampled at m/M and fitted at
     tau m/M, the new vectors at tau + (1 - tau) i/T.  -> (A: N x N, P: N x M, C: N x T), where
-    P fits samples taken anywhere in the past and A = P psi(m/M) those taken evenly.
+    P fits samples taken anywhere in the past and A = P psi(m/M) those taken evenly; A is None if
+    its powers grow, as they may with tau near 1 and few vectors a write.
     """
     basis = GaussianBasis(num_basis, widths)
     new = torch.arange(1, count + 1, dtype=torch.float64) / count
@@ -78,7 +80,9 @@ def update_operators(num_basis, widths, tau, samples, ridge, count, first, dtype
     g = ridge_operator(basis, torch.cat([tau * even, tau + (1 - tau) * new]), ridge).T
     past, fit = g[:, :samples], g[:, samples:]
     carry = past @ basis.evaluate(even)
-    return tuple(x.to(device, dtype).contiguous() for x in (carry, past, fit))
+    grows = torch.linalg.eigvals(carry).abs().max() >= 1
+    carry, past, fit = (x.to(device, dtype).contiguous() for x in (carry, past, fit))
+    return None if grows else carry, past, fit
 
 
 def _exact(dtype):
@@ -111,10 +115,9 @@ class ContinuousMemory(nn.Module):
         super().__init__()
         for flag, value, holds in (
             ("--ltm-tau", tau, 0 < tau < 1),
-            ("--ltm-ridge", ridge, ridge > 0),
+            ("--ltm-ridge", ridge, 0 < ridge < math.inf),
             ("--ltm-bins", bins, bins >= 1),
             ("--ltm-samples", samples, samples is None or samples >= 1),
-            ("--ltm-threshold", threshold, threshold >= 0),
         ):
             if not holds:
                 wanted = "strictly between 0 and 1" if flag == "--ltm-tau" else "positive"
@@ -163,7 +166,7 @@ class ContinuousMemory(nn.Module):
         state = state.detach()
         if not plan.writes:
             # the gate takes part in every step, or data-parallel training waits for its gradient
-            unused = 0 * sum(p.sum() for p in self.gate.parameters()) if self.training else 0
+            unused = 0 * sum(p.flatten()[0] for p in self.gate.parameters()) if self.training else 0
             return state.coefficients + unused, state.longest
         parts = []
         for rows, count, first in plan.groups:
@@ -182,8 +185,8 @@ class ContinuousMemory(nn.Module):
         """B <- A B + C (sigmoid(conv(X)) * X).
 
         Where a sticky memory keeps looking at one place, the fit of samples of a fit overshoots
-        a little with every write, and would grow without bound: no sample of the past may be
-        longer than the longest vector that was ever stored.
+        a little with every write, and would grow without bound: unless A alone makes it shrink, no
+        sample of the past may be longer than the longest vector that was ever stored.
         """
         x = self._gated(x).to(state.coefficients.dtype)
         carry, past, fit = update_operators(
@@ -195,7 +198,7 @@ class ContinuousMemory(nn.Module):
         if first:
             return new, longest
         longest = torch.maximum(longest, state.longest)
-        if not self.sticky:
+        if not self.sticky and carry is not None:
             return new + carry @ state.coefficients, longest
         sampled = self.basis.evaluate(self._sample(state.histogram, key)) @ state.coefficients
         length = torch.linalg.vector_norm(sampled, dim=-1, keepdim=True).clamp(min=1e-30)
@@ -213,6 +216,8 @@ class ContinuousMemory(nn.Module):
     def _sample(self, histogram, key):
         """The M positions of the past to keep, in order.  -> B x M"""
         rows = histogram.size(0)
+        if not self.sticky:
+            return (torch.arange(1, self.samples + 1).to(histogram) / self.samples).expand(rows, -1)
         if self.training:
             if key is None:
                 key = torch.zeros(rows, dtype=torch.long, device=histogram.device)

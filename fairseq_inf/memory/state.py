@@ -68,6 +68,9 @@ def save_state(state, path, fingerprint):
     """Write a state and the fingerprint of the model that made it; never leaves half a file."""
     from safetensors.torch import save_file
 
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"memory file {path} cannot be written: {folder} does not exist")
     tensors = {name: x.detach().cpu().clone().contiguous() for name, x in state.tensors().items()}
     partial = f"{path}.partial"
     try:

@@ -40,6 +40,7 @@ class SegmentPlan:
 
 
 @lru_cache(maxsize=32)
+@torch.inference_mode(False)  # what is kept must serve a training later
 def _causal(queries, past, dtype, device):
     """0 for the keys that query i may see, up to past + i, and -inf for the others."""
     hidden = torch.full((queries, past + queries), -torch.inf, dtype=dtype, device=device)

@@ -56,7 +56,7 @@ class InfiniteFormerConfig(FairseqDataclass):
     )
     ltm_threshold: int = _field(0, "forget everything after this many vectors; 0 for never")
     ltm_enabled: Optional[bool] = _field(
-        None, "False, as a model override, switches the long-term memory of a trained model off"
+        None, "only for --model-overrides: {'ltm_enabled': False} switches the long-term memory off"
     )
     seed: int = II("common.seed")
 
@@ -69,8 +69,10 @@ class InfiniteFormerLM(FairseqLanguageModel):
     that the training goes on with.
     """
 
-    def __init__(self, decoder):
+    def __init__(self, decoder, memory_flags):
+        """memory_flags: the settings that say what the numbers in a memory mean."""
         super().__init__(decoder)
+        self.memory_flags = memory_flags
         self.states = {True: None, False: None}  # by self.training
 
     @classmethod
@@ -82,7 +84,8 @@ class InfiniteFormerLM(FairseqLanguageModel):
             cutoff = numbers(cfg.adaptive_softmax_cutoff, "--adaptive-softmax-cutoff", int)
             check_cutoff(cutoff, "--adaptive-softmax-cutoff", dictionary)
         embedding = build_embedding(cfg, dictionary)
-        return cls(MemoryDecoder(cfg, dictionary, embedding, build_memories(cfg), cutoff))
+        decoder = MemoryDecoder(cfg, dictionary, embedding, build_memories(cfg), cutoff)
+        return cls(decoder, memory_flags(cfg))
 
     def forward(self, src_tokens, src_lengths=None, starts=None):
         """One segment of each row.  starts: B, true for rows that begin a new stream; without
@@ -103,8 +106,8 @@ class InfiniteFormerLM(FairseqLanguageModel):
         return x, extra
 
     def fingerprint(self):
-        """Identifies these very weights, so that a memory is read by the model that wrote it."""
-        digest = hashlib.blake2b(digest_size=16)
+        """Of these very weights and settings: a memory is read by the model that wrote it."""
+        digest = hashlib.blake2b(repr(self.memory_flags).encode(), digest_size=16)
         for name, x in sorted(self.named_parameters()):
             digest.update(f"{name} {tuple(x.shape)} ".encode())
             digest.update(x.detach().cpu().float().contiguous().numpy().tobytes())
@@ -130,16 +133,30 @@ def check_sizes(cfg):
         "decoder_attention_heads": 1,
         "stm_length": 0,
         "ltm_basis": 0,
+        "ltm_threshold": 0,
     }
     for name, bound in least.items():
         if getattr(cfg, name) < bound:
             flag = "--" + name.replace("_", "-")
             raise ValueError(f"{flag} must be at least {bound}, got {getattr(cfg, name)}")
+    for name in ("dropout", "attention_dropout", "activation_dropout"):
+        if not 0 <= getattr(cfg, name) < 1:
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(f"{flag} must be at least 0 and below 1, got {getattr(cfg, name)}")
     if cfg.decoder_embed_dim % cfg.decoder_attention_heads or cfg.decoder_embed_dim % 2:
         raise ValueError(
             f"--decoder-embed-dim {cfg.decoder_embed_dim} must be even and a multiple of "
             f"--decoder-attention-heads {cfg.decoder_attention_heads}"
         )
+
+
+def memory_flags(cfg):
+    """What a saved memory depends on, by flag."""
+    names = ["stm_length", "ltm_basis"]
+    if cfg.ltm_basis:
+        names += ["ltm_widths", "ltm_tau", "ltm_samples", "ltm_ridge", "ltm_layers"]
+        names += ["ltm_sticky", "ltm_threshold"] + ["ltm_bins"] * cfg.ltm_sticky
+    return {"--" + name.replace("_", "-"): getattr(cfg, name) for name in names}
 
 
 def numbers(text, flag, kind):

@@ -58,7 +58,7 @@ class DecoderLayer(nn.Module):
             remembered, density, memory_state = self.memory(
                 query, left, memory_state, segment.write, segment.mask, segment.key
             )
-            share = _share(remembered.detach(), found.detach())
+            share = _share(remembered.detach(), found.detach(), segment.mask)
             found = found + remembered
 
         x = self._residual(x, found, self.attention_norm)
@@ -77,9 +77,10 @@ class DecoderLayer(nn.Module):
         return x if self.normalize_before else norm(x)
 
 
-def _share(memory, attention):
-    """|Z_LTM| / (|Z_LTM| + |Z_T|), with the norms over the whole segment."""
-    memory, attention = (
-        torch.linalg.vector_norm(z, dtype=torch.float) for z in (memory, attention)
-    )
+def _share(memory, attention, mask):
+    """|Z_LTM| / (|Z_LTM| + |Z_T|), with the norms over all real tokens of the segment."""
+    if mask is not None:
+        memory, attention = memory * mask[..., None], attention * mask[..., None]
+    memory = torch.linalg.vector_norm(memory, dtype=torch.float)
+    attention = torch.linalg.vector_norm(attention, dtype=torch.float)
     return memory / (memory + attention).clamp(min=1e-20)

@@ -16,7 +16,7 @@ from omegaconf import II
 from fairseq_inf.criterions import cross_entropy_with_kl  # noqa: F401  (registers it)
 from fairseq_inf.data import SegmentBatches, StreamDataset, StreamIterator
 
-from .recovery import allow_broadcast, check_task_state, mend, resume_path
+from .recovery import allow_broadcast, is_whole, mend, resume_path, task_state
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +43,14 @@ class LongSequenceLMConfig(FairseqDataclass):
     dataset_impl: Optional[str] = II("dataset.dataset_impl")
     train_subset: str = II("dataset.train_subset")
     disable_validation: bool = II("dataset.disable_validation")
+    validate_after_updates: int = II("dataset.validate_after_updates")
+    amp: bool = II("common.amp")
     max_update: int = II("optimization.max_update")
     save_dir: str = II("checkpoint.save_dir")
     save_interval_updates: int = II("checkpoint.save_interval_updates")
     restore_file: str = II("checkpoint.restore_file")
+    finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
+    path: Optional[str] = II("common_eval.path")
 
 
 @register_task("long_sequence_lm", dataclass=LongSequenceLMConfig)
@@ -65,13 +69,21 @@ class LongSequenceLMTask(FairseqTask):
                 f"of {cfg.data}"
             )
         self.model = None
-        self._gathered = (None, None)
+        self._evaluating = False
+        self._gathered = (None, None)  # a state of the training, and all processes' rows of it
+        self._update, self._before = None, {}  # of this update, the state before each segment
 
     @classmethod
     def setup_task(cls, cfg, **kwargs):
         if not cfg.data:
             raise ValueError("name a data directory that fairseq-preprocess wrote")
-        path = os.path.join(utils.split_paths(cfg.data)[0], "dict.txt")
+        paths = utils.split_paths(cfg.data)
+        for path in paths:
+            if not os.path.isdir(path):
+                raise FileNotFoundError(f"data directory {path} does not exist")
+        if cfg.path and os.path.isfile(cfg.path) and not is_whole(cfg.path):
+            raise ValueError(f"checkpoint {cfg.path} is truncated: name a whole one with --path")
+        path = os.path.join(paths[0], "dict.txt")
         if not os.path.isfile(path):
             raise FileNotFoundError(
                 f"dictionary {path} does not exist: is {cfg.data} what fairseq-preprocess wrote?"
@@ -105,8 +117,8 @@ class LongSequenceLMTask(FairseqTask):
         )
         if lines is None:
             raise FileNotFoundError(
-                f"split {split} is not in {path}: {prefix}.idx does not exist; "
-                "make it with fairseq-preprocess, or name another subset"
+                f"split {split} is not in {path}: {prefix}.idx and {prefix}.bin must be there; "
+                "make them with fairseq-preprocess, or name another subset"
             )
         self.datasets[split] = StreamDataset(
             lines, self.dictionary, self.cfg.stream_layout, self.separator, prefix
@@ -123,12 +135,18 @@ class LongSequenceLMTask(FairseqTask):
         num_workers=0,
         epoch=1,
         data_buffer_size=0,
+        shuffle=True,
         **kwargs,
     ):
         length = self.cfg.tokens_per_sample
-        if not max_sentences and not max_tokens:
-            raise ValueError("--batch-size is missing: say how many streams to read side by side")
-        rows = max_sentences or max(1, max_tokens // length)
+        rows = max_sentences
+        if rows is None and max_tokens is not None:
+            rows = max_tokens // length
+        if rows is None or rows < 1:
+            raise ValueError(
+                "--batch-size must be at least 1, or --max-tokens at least --tokens-per-sample: "
+                f"that many streams are read side by side, got {max_sentences or max_tokens}"
+            )
         if self.cfg.stream_layout == "documents" and rows * num_shards > len(dataset):
             logger.warning(
                 f"{dataset.name} has {len(dataset)} documents for {rows * num_shards} rows: "
@@ -141,30 +159,36 @@ class LongSequenceLMTask(FairseqTask):
             length,
             num_shards,
             shard_id,
-            shuffle_seed=seed + epoch if training else None,
+            shuffle_seed=seed + epoch if training and shuffle else None,
         )
         layout = {
             "--tokens-per-sample": length,
             "--batch-size": rows,
             "processes": num_shards,
-            "--stream-layout": str(self.cfg.stream_layout),
-            "--seed": seed,
+            "--train-subset": self.cfg.train_subset,
             "tokens of the split": dataset.num_tokens_total,
+            "--stream-layout": str(self.cfg.stream_layout),
         }
-        self._rows = slice(rows * shard_id, rows * (shard_id + 1))
+        if self.cfg.stream_layout == "documents":
+            layout["--document-separator"] = self.cfg.document_separator
+            layout["--seed"] = seed
         return StreamIterator(
-            batches, self, layout, epoch, num_workers=num_workers, buffer_size=data_buffer_size
+            batches,
+            self,
+            {**layout, **self.model.memory_flags},
+            slice(rows * shard_id, rows * (shard_id + 1)),
+            epoch,
+            num_workers=num_workers,
+            buffer_size=data_buffer_size,
         )
 
-    def eval_lm_dataloader(
-        self, dataset, max_tokens=36000, batch_size=None, context_window=0, **kwargs
-    ):
+    def eval_lm_dataloader(self, dataset, batch_size=None, context_window=0, **kwargs):
+        """Without --batch-size the split is one stream, not as many as fit --max-tokens."""
         if context_window:
             raise ValueError("--context-window is not for streams: the memory is their context")
-        kwargs.pop("max_positions", None)
-        return self.get_batch_iterator(
-            dataset, max_tokens=max_tokens, max_sentences=batch_size, **kwargs
-        ).next_epoch_itr(shuffle=False)
+        rows = 1 if batch_size is None else batch_size
+        itr = self.get_batch_iterator(dataset, max_sentences=rows, shuffle=False, **kwargs)
+        return itr.next_epoch_itr(shuffle=False)
 
     # the memory as part of the training state
 
@@ -173,15 +197,21 @@ class LongSequenceLMTask(FairseqTask):
         return self.model
 
     def build_criterion(self, cfg, *args, **kwargs):
-        path = resume_path(self.cfg.save_dir, self.cfg.restore_file)
-        if path is not None:
-            if _world_size() == 1 or torch.distributed.get_rank() == 0:
-                mend(path, self.cfg.save_dir)
-            if _world_size() > 1:
-                torch.distributed.barrier()
-                allow_broadcast()
-            check_task_state(path, self)
+        if not self._evaluating:
+            self._before_resume()
         return super().build_criterion(cfg, *args, **kwargs)
+
+    def _before_resume(self):
+        """fairseq is about to load a checkpoint, if there is one: see that it can."""
+        path = resume_path(self.cfg.save_dir, self.cfg.restore_file)
+        if path is not None and (_world_size() == 1 or torch.distributed.get_rank() == 0):
+            mend(path, self.cfg.save_dir)
+        if _world_size() > 1:
+            torch.distributed.barrier()
+            allow_broadcast()
+        path = path or self.cfg.finetune_from_model
+        if path is not None and os.path.isfile(path):
+            self.check_dictionary(task_state(path), path)
 
     def save_memory(self):
         """The memory of all rows of the training, by name; None if it is not at hand."""
@@ -196,12 +226,13 @@ class LongSequenceLMTask(FairseqTask):
             return None
         return tensors
 
-    def restore_memory(self, tensors):
-        rows = self._rows
+    def restore_memory(self, tensors, rows):
+        """Go on with these rows of a saved memory, or with an empty one."""
         state = self.model.decoder.initial_state(rows.stop - rows.start)
         if tensors is not None:
-            device = next(self.model.parameters()).device
-            state = state.with_tensors(tensors).rows(rows).to(device)
+            kinds = {name: (x.device, x.dtype) for name, x in state.tensors().items()}
+            own = {name: tensors[name][rows].to(*kind) for name, kind in kinds.items()}
+            state = state.with_tensors(own)
         self.model.states[True] = state
 
     def gather_memory(self):
@@ -211,14 +242,25 @@ class LongSequenceLMTask(FairseqTask):
             tensors = {name: _gather(x) for name, x in state.tensors().items()}
             self._gathered = (state, tensors)
 
+    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+        """After an overflow under --amp fairseq gives the same batches again: the memory goes
+        back to where it was before them."""
+        if self.cfg.amp:
+            if self._update != update_num:
+                self._update, self._before = update_num, {}
+            states, segment = self.model.states, sample["segment"]
+            states[True] = self._before.setdefault(segment, states[True])
+        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+
     def begin_valid_epoch(self, epoch, model):
         super().begin_valid_epoch(epoch, model)
         self.gather_memory()
 
     def optimizer_step(self, optimizer, model, update_num):
         super().optimizer_step(optimizer, model, update_num)
-        if self.cfg.disable_validation:  # then nothing else calls every process before a save
-            done, every = update_num + 1, self.cfg.save_interval_updates
+        done, every = update_num + 1, self.cfg.save_interval_updates
+        if self.cfg.disable_validation or done < self.cfg.validate_after_updates:
+            # then no validation calls every process before a save
             if done == self.cfg.max_update or (every > 0 and done % every == 0):
                 self.gather_memory()
 
@@ -230,11 +272,15 @@ class LongSequenceLMTask(FairseqTask):
         return {"dictionary": digest, "words": len(self.dictionary)}
 
     def load_state_dict(self, state_dict):
+        self._evaluating = True  # fairseq calls this for evaluation only
+        self.check_dictionary(state_dict, "the checkpoint")
+
+    def check_dictionary(self, state_dict, path):
         own = self.state_dict()
         if state_dict.get("dictionary", own["dictionary"]) != own["dictionary"]:
             raise ValueError(
-                f"the dictionary of {self.cfg.data} ({own['words']} words) is not the one that the "
-                f"checkpoint was trained with ({state_dict['words']} words): binarize the data "
+                f"the dictionary of {self.cfg.data} ({own['words']} words) is not the one that "
+                f"{path} was trained with ({state_dict['words']} words): binarize the data "
                 "with that one (fairseq-preprocess --srcdict)"
             )
 

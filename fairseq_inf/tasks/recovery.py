@@ -62,7 +62,9 @@ def mend(path, save_dir):
     logger.warning(f"{path} was truncated by a kill: restored from {newest}")
 
 
-def check_task_state(path, task):
-    """Refuse a checkpoint whose dictionary is another one, before fairseq reads its weights."""
+def task_state(path):
+    """What the task left in a checkpoint, without reading the weights."""
+    if not is_whole(path):
+        raise ValueError(f"checkpoint {path} is truncated: name a whole one")
     state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    task.load_state_dict(state.get("task_state", {}))
+    return state.get("task_state", {})
