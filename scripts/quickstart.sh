@@ -39,8 +39,11 @@ failed() { tail -n 20 "$out/train.log" >&2; echo "quickstart: the training stopp
 if [ -t 2 ]; then # fairseq's progress bar
     train >"$out/train.log" || failed
 else
-    train 2>&1 | tee "$out/train.log" | grep --line-buffered -oE 'epoch [0-9]+: .*|valid on.*' || true
-    [ "${PIPESTATUS[0]}" -eq 0 ] || failed
+    set +e
+    train 2>&1 | tee "$out/train.log" | grep --line-buffered -oE 'epoch [0-9]+: .*|valid on.*'
+    status=${PIPESTATUS[0]}
+    set -e
+    [ "$status" -eq 0 ] || failed
 fi
 
 say "4/4 Evaluate on modules that it has never seen, with its long-term memory and without"

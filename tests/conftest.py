@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 
-TASK = ["--user-dir", "fairseq_inf", "--task", "long_sequence_lm", "--cpu"]
+TASK = ["--user-dir", "fairseq_inf", "--task", "long_sequence_lm", "--cpu", "--num-workers", "0"]
 MODEL = (
     "--arch infinite_former_lm --decoder-layers 2 --decoder-embed-dim 16 "
     "--decoder-ffn-embed-dim 32 --decoder-attention-heads 2 --stm-length 12 "

@@ -5,15 +5,17 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
+from fairseq_inf.criterions.cross_entropy_with_kl import CrossEntropyWithKL
 from fairseq_inf.models.infinite_former import InfiniteFormerConfig, InfiniteFormerLM
 from fairseq_inf.modules import RelativeAttention, sinusoids
+from fairseq_inf.tasks.long_sequence_lm import LongSequenceLMConfig, LongSequenceLMTask
 
 WORDS = 30
 
 
-def make_model(**kwargs):
+def make_model(words=None, **kwargs):
     torch.manual_seed(0)
-    dictionary = Dictionary()
+    dictionary = words or Dictionary()
     for i in range(WORDS - len(dictionary)):
         dictionary.add_symbol(f"w{i}")
     sizes = {
@@ -212,6 +214,27 @@ def test_training_and_evaluation_keep_apart_memories():
     model(text(2, 5), None, yes)
     model(text(2, 5), None, no)
     assert model.states[True] is kept and model.states[False].position.tolist() == [10, 10]
+
+
+def test_a_batch_that_fairseq_repeats_under_amp_is_read_once(data_bin):
+    """After an overflow the trainer gives the whole group of batches again."""
+    cfg = LongSequenceLMConfig(data=str(data_bin), tokens_per_sample=5)
+    cfg.amp, cfg.train_subset, cfg.dataset_impl, cfg.path = True, "train", None, None
+    task = LongSequenceLMTask.setup_task(cfg)
+    task.model = make_model(words=task.source_dictionary).train()
+    task.load_dataset("train")
+    batches = task.get_batch_iterator(task.dataset("train"), max_sentences=2)
+    batches = iter(batches.next_epoch_itr())
+    criterion = CrossEntropyWithKL(task, 0, 0.1)
+    optimizer = SimpleNamespace(backward=lambda loss: loss.backward())
+    read = []
+    for update in range(3):
+        group = [next(batches), next(batches)]
+        for _ in range(1 if update == 1 else 2):
+            for sample in group:
+                task.train_step(sample, task.model, criterion, optimizer, update)
+            read.append(task.model.states[True].position.tolist())
+    assert read == [[10, 10], [10, 10], [20, 20], [30, 30], [30, 30]]
 
 
 def test_a_stream_that_never_began_is_refused():
