@@ -15,16 +15,16 @@ class GaussianDensity:
 
     def expect(self, basis):
         """E_p[psi_j(t)] = N(mu; mu_j, var + sigma_j^2), over the whole line.  -> ... x N"""
-        centers, _ = basis.tensors(self.mu)
-        widths = basis.distinct_widths
-        centers = centers[: basis.num_basis // len(widths)]
-        distance = (self.mu[..., None] - centers) ** 2
-        parts = []
-        for width in widths:  # the functions of one width share their spread
-            spread = (self.var + width**2)[..., None]
-            exponent = distance * (-0.5 / spread)
-            parts.append(exponent.exp() * torch.rsqrt(2 * math.pi * spread))
-        return torch.cat(parts, dim=-1)
+        centers, widths = basis.tensors(self.mu)
+        each = basis.num_basis // len(basis.distinct_widths)
+        # the functions of one width share their spread: K of them for each of W widths
+        distance = (self.mu[..., None] - centers[:each]) ** 2  # ... x K
+        spread = self.var[..., None] + widths[::each] ** 2  # ... x W
+        height = -0.5 * torch.log(2 * math.pi * spread)
+        exponent = torch.addcmul(
+            height[..., None], distance[..., None, :], -0.5 / spread[..., None]
+        )
+        return exponent.exp_().flatten(-2)
 
     def cdf(self, t):
         """P(x <= t).  t: K.  -> ... x K"""

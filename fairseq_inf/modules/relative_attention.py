@@ -47,7 +47,8 @@ class RelativeAttention(nn.Module):
         shifted = (query + self.position_bias) / math.sqrt(d)
         scores = shifted.flatten(0, 1).transpose(0, 1) @ relative  # H x BT x P+1
         scores = scores.view(h, b, t * (p + 1))[..., t - 1 : t - 1 + t * p]
-        bias = scores.unflatten(2, (t, p)).transpose(0, 1) + hidden  # B x H x T x P
+        bias = scores.unflatten(2, (t, p)).transpose(0, 1)  # B x H x T x P
+        bias = bias + hidden if bias.requires_grad else bias.add_(hidden)
         out = F.scaled_dot_product_attention(
             (query + self.content_bias).transpose(1, 2),
             key,
