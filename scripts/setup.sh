@@ -14,7 +14,7 @@ setup() {
         source "$root/.venv/bin/activate" || return
     fi
     here=$(python -c 'import sys; print("%d.%d" % sys.version_info[:2])') || return
-    if python - "$root" <<'PY'
+    if python - <<'PY'
 import importlib.metadata as m, sys
 names = ["torch", "numpy", "fairseq" if sys.version_info < (3, 11) else "fairseq-fixed", "safetensors",
          "sentencepiece", "sacrebleu", "tensorboardX", "tqdm", "matplotlib", "pytest", "ruff"]

@@ -179,7 +179,7 @@ BAD = {
         "--document-separator <no> is not in the dictionary",
     ),
     "no batch size": (["--batch-size", 0], "--batch-size must be at least 1"),
-    "a negative KL": (["--kl-sigma", "nan"], "--kl-sigma must be a positive number"),
+    "a sigma that is no number": (["--kl-sigma", "nan"], "--kl-sigma must be a positive number"),
     "NaN in the loss": (["--lr", "1e30", "--max-update", 20], "the loss is nan in training"),
 }
 
