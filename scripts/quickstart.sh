@@ -66,6 +66,7 @@ cat <<TEXT
 What to try next:
   see each word's probability     fairseq-eval-lm $out/bin ... --output-word-probs
   train longer                    UPDATES=3000 bash scripts/quickstart.sh $out-long
-  a model without the memory      add --ltm-basis 0 to the training command in scripts/quickstart.sh
+  let it write                    fairseq-interactive: see README.md, "Let it write"
+  models with other memories      --arch transformer_xl_lm, --arch compressive_transformer_lm
   real books                      examples/pg19/README.md
 TEXT

@@ -68,6 +68,51 @@ def read(memory, query, coefficients):
     return z @ memory.output.weight.T, torch.stack(mu).view(h, t), torch.stack(var).view(h, t)
 
 
+def compressive_stream(memory, vectors, cuts):
+    """One row's slots after each write, vector by vector: every c-th vector fills a slot, and the
+    oldest slot goes when there are more than C.  vectors: n x e, cuts: how many come at a time."""
+    slots, waiting, at, out = [], [], 0, []
+    for size in cuts:
+        for x in vectors[at : at + size]:
+            waiting.append(x)
+            if len(waiting) == memory.rate:
+                group = torch.stack(waiting)  # c x e
+                if memory.compression == "conv":
+                    slots.append(memory.convolution(group.T[None])[0, :, 0])
+                else:
+                    slots.append(group.mean(0) if memory.compression == "mean" else group.amax(0))
+                waiting = []
+        slots = slots[max(0, len(slots) - memory.length) :]
+        at += size
+        out.append(torch.stack(slots) if slots else vectors[:0])
+    return out
+
+
+def decoder(model, tokens, segment):
+    """Transformer-XL or compressive transformer on one row, segment by segment, with the whole
+    past of every layer kept in lists.  -> logits: T x V"""
+    past = [[] for _ in model.layers]  # what each layer makes its keys from, one entry a token
+    outs, stm = [], model.stm_length
+    for begin in range(0, len(tokens), segment):
+        x = model.embed_tokens(tokens[begin : begin + segment]) * math.sqrt(model.dim)
+        for layer, kept in zip(model.layers, past, strict=True):
+            source = layer.attention_norm(x) if layer.normalize_before else x
+            old = torch.stack(kept) if kept else source[:0]
+            recent = old[max(0, len(old) - stm) :]
+            context = [recent, source]
+            if layer.memory is not None:
+                left = old[: max(0, len(old) - stm)]
+                context.insert(0, compressive_stream(layer.memory, left, [len(left)])[0])
+            found = relative_attention(layer.attention, source, torch.cat(context))
+            x = x + found if layer.normalize_before else layer.attention_norm(x + found)
+            y = layer.ffn_norm(x) if layer.normalize_before else x
+            y = layer.outer(layer.activation(layer.inner(y)))
+            x = x + y if layer.normalize_before else layer.ffn_norm(x + y)
+            kept.extend(source)
+        outs.append(model.output_projection(model.norm(x)))
+    return torch.cat(outs)
+
+
 def relative_attention(module, x, context):
     """Transformer-XL's attention of one row, score by score.  x: T x e, context: P x e."""
     from fairseq_inf.modules import sinusoids

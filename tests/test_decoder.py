@@ -6,14 +6,34 @@ import torch
 from fairseq.data import Dictionary
 
 from fairseq_inf.criterions.cross_entropy_with_kl import CrossEntropyWithKL
+from fairseq_inf.models.compressive_transformer import (
+    CompressiveTransformerConfig,
+    CompressiveTransformerLM,
+)
 from fairseq_inf.models.infinite_former import InfiniteFormerConfig, InfiniteFormerLM
+from fairseq_inf.models.transformer_xl import TransformerXLConfig, TransformerXLLM
 from fairseq_inf.modules import RelativeAttention, sinusoids
 from fairseq_inf.tasks.long_sequence_lm import LongSequenceLMConfig, LongSequenceLMTask
 
 WORDS = 30
 
 
-def make_model(words=None, **kwargs):
+MODELS = {
+    "infinite_former": (
+        InfiniteFormerLM,
+        InfiniteFormerConfig,
+        {"ltm_basis": 8, "ltm_widths": "0.05,0.2", "ltm_sticky": True},
+    ),
+    "compressive_transformer": (
+        CompressiveTransformerLM,
+        CompressiveTransformerConfig,
+        {"cmem_length": 5, "compression_rate": 3},
+    ),
+    "transformer_xl": (TransformerXLLM, TransformerXLConfig, {}),
+}
+
+
+def make_model(name="infinite_former", words=None, sharp=True, **kwargs):
     torch.manual_seed(0)
     dictionary = words or Dictionary()
     for i in range(WORDS - len(dictionary)):
@@ -25,16 +45,14 @@ def make_model(words=None, **kwargs):
         "decoder_attention_heads": 2,
         "dropout": 0.0,
         "stm_length": 6,
-        "ltm_basis": 8,
-        "ltm_widths": "0.05,0.2",
-        "ltm_sticky": True,
     }
-    cfg = InfiniteFormerConfig(**{**sizes, **kwargs})
+    model, config, own = MODELS[name]
+    cfg = config(**{**sizes, **own, **kwargs})
     cfg.seed = 1
-    model = InfiniteFormerLM.build_model(cfg, SimpleNamespace(source_dictionary=dictionary))
+    model = model.build_model(cfg, SimpleNamespace(source_dictionary=dictionary))
     with torch.no_grad():  # weights that make the memory matter
         for layer in model.decoder.layers:
-            if layer.memory is not None:
+            if name == "infinite_former" and layer.memory is not None and sharp:
                 layer.memory.locate.weight.mul_(30)
     return model.eval()
 
@@ -83,10 +101,117 @@ def test_attention_equals_the_naive_one_with_its_gradients(queries, past):
         assert torch.allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["transformer_xl", "compressive_transformer"])
+@pytest.mark.parametrize("post_norm", [False, True])
+@pytest.mark.parametrize("stm,segment", [(6, 5), (7, 3), (0, 4)])
+def test_baselines_equal_naive_ones_with_their_gradients(name, post_norm, stm, segment):
+    """The gradient of the last segment, since nothing flows back through a memory."""
+    model = make_model(name, stm_length=stm, decoder_post_norm=post_norm).double()
+    decoder = model.decoder
+    for layer in decoder.layers:
+        torch.nn.init.normal_(layer.attention.content_bias)
+        torch.nn.init.normal_(layer.attention.position_bias)
+    tokens = text(1, 38)
+    with torch.no_grad():
+        fast, _ = stream(decoder, tokens, segment)
+        slow = naive.decoder(decoder, tokens[0], segment)
+    assert torch.allclose(fast[0], slow, atol=1e-6)
+    weight = torch.randn(segment, WORDS, dtype=torch.float64)
+    whole = len(tokens[0]) // segment * segment
+    _, state = stream(decoder, tokens[:, : whole - segment], segment)
+    out, _, _ = decoder(tokens[:, whole - segment : whole], state)
+    grad = torch.autograd.grad((out[0] * weight).sum(), decoder.embed_tokens.weight)[0]
+    assert torch.isfinite(grad).all() and grad.abs().sum() > 0
+    step = 1e-6  # along the gradient itself, on the weights of the last segment only
+    for sign in (1, -1):
+        with torch.no_grad():
+            decoder.embed_tokens.weight.add_(sign * step * grad)
+            moved = (decoder(tokens[:, whole - segment : whole], state)[0][0] * weight).sum()
+            decoder.embed_tokens.weight.sub_(sign * step * grad)
+        change = (moved - (out[0] * weight).sum()) / (sign * step)
+        assert change.item() == pytest.approx(grad.square().sum().item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("longer", [13, 40])
+def test_any_length_of_the_short_term_memory_in_evaluation(longer):
+    model = make_model("transformer_xl", stm_length=6).double()
+    other = make_model("transformer_xl", stm_length=longer).double()
+    other.load_state_dict(model.state_dict())
+    tokens = text(1, 40)
+    out, _ = stream(other.decoder, tokens, 5)
+    assert torch.allclose(out[0], naive.decoder(other.decoder, tokens[0], 5), atol=1e-6)
+    assert not torch.allclose(out, stream(model.decoder, tokens, 5)[0], atol=1e-3)
+
+
+def test_a_compressive_memory_of_no_slots_is_a_transformer_xl():
+    model = make_model("compressive_transformer", cmem_length=0)
+    plain = make_model("transformer_xl")
+    plain.load_state_dict({k: v for k, v in model.state_dict().items() if ".memory." not in k})
+    tokens = text(2, 40)
+    expected = stream(plain.decoder, tokens, 5)[0]
+    assert torch.allclose(stream(model.decoder, tokens, 5)[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["conv", "mean", "max"])
+def test_the_reconstruction_loss_teaches_the_compression_alone(kind):
+    model = make_model("compressive_transformer", compression=kind).train()
+    losses = []
+    for i in range(5):
+        model.zero_grad()
+        out, extra = model(text(3, 5, seed=i), None, torch.full((3,), i == 0))
+        losses.append(extra["reconstruction"].item())
+        if kind != "conv":
+            assert not extra["reconstruction"].requires_grad
+            continue
+        extra["reconstruction"].backward(retain_graph=True)
+        for name, p in model.named_parameters():
+            if ".memory." in name:
+                assert p.grad is not None and (p.grad.abs().sum() > 0) == (losses[-1] > 0), name
+            else:
+                assert p.grad is None or p.grad.abs().sum() == 0, name
+        model.zero_grad()
+        out.sum().backward()  # and the model's own loss teaches it nothing
+        for name, p in model.named_parameters():
+            assert ".memory." not in name or p.grad is None or p.grad.abs().sum() == 0, name
+    # 6 vectors of short-term memory, 5 tokens: 4 have left after two segments
+    assert [loss > 0 for loss in losses] == [False, False, True, True, True]
+
+
+def test_the_reconstruction_loss_is_that_of_attention_by_content():
+    """Ragged rows too: one made no slot, one made fewer than the others, padding counts nothing."""
+    model = make_model("compressive_transformer", decoder_layers=1).double().train()
+    decoder, layer = model.decoder, model.decoder.layers[0]
+    torch.nn.init.normal_(layer.attention.content_bias)
+    with torch.no_grad():
+        state = decoder.initial_state(3)
+        for lengths in ([5, 5, 5], [5, 4, 1]):
+            _, state, _ = decoder(text(3, 5), state, torch.tensor(lengths))
+    tokens, lengths = text(3, 5, seed=7), [5, 3, 5]
+    _, _, extra = decoder(tokens, state, torch.tensor(lengths))
+    expected, h, d = 0, 2, 8
+    for row, left in enumerate((4, 3, 0)):  # 10, 9 and 6 vectors, of which 6 stay
+        old = state.recent[0][row, 5 - left : 5][: left // 3 * 3]
+        if not len(old):
+            continue
+        new = torch.stack(
+            [layer.memory.convolution(old.T[None])[0].T[i] for i in range(len(old) // 3)]
+        )
+        source = layer.attention_norm(decoder.embed_tokens(tokens[row]) * 4)
+        query = layer.attention.query(source).view(5, h, d)[: lengths[row]]
+        found = []
+        for vectors in (old, new):
+            key, value = layer.attention.key_value(vectors).view(-1, 2, h, d).unbind(1)
+            scores = torch.einsum("thd,phd->htp", query + layer.attention.content_bias, key)
+            weights = torch.softmax(scores / d**0.5, dim=-1)
+            found.append(torch.einsum("htp,phd->thd", weights, value))
+        expected = expected + (found[0] - found[1]).square().mean(dim=(1, 2)).sum()
+    assert extra["reconstruction"].item() == pytest.approx(expected.item(), rel=1e-6)
+
+
 @pytest.mark.parametrize("post_norm", [False, True])
 def test_short_term_memory_as_long_as_the_text_equals_one_long_segment(post_norm):
     """Without a long-term memory, a cut stream is the same as an uncut one."""
-    decoder = make_model(ltm_basis=0, stm_length=63, decoder_post_norm=post_norm).decoder
+    decoder = make_model("transformer_xl", stm_length=63, decoder_post_norm=post_norm).decoder
     tokens = text(2, 63)
     whole, _ = stream(decoder, tokens, 63)
     for segment in (1, 7, 10):
@@ -126,8 +251,9 @@ def test_without_short_term_memory_a_segment_is_written_when_it_ends():
     assert state.memories[0].tokens.item() == 5
 
 
-def test_a_stream_in_two_calls_equals_one_run():
-    decoder = make_model().decoder
+@pytest.mark.parametrize("name", MODELS)
+def test_a_stream_in_two_calls_equals_one_run(name):
+    decoder = make_model(name).decoder
     tokens = text(3, 40)
     whole, end = stream(decoder, tokens, 5)
     first, middle = stream(decoder, tokens[:, :20], 5)
@@ -141,8 +267,12 @@ def test_the_memory_reaches_beyond_the_short_term_memory():
     tokens = text(1, 60)
     other = tokens.clone()
     other[0, 0] = 4 + (tokens[0, 0] - 3) % (WORDS - 4)
-    for basis, differs in ((8, True), (0, False)):
-        decoder = make_model(ltm_basis=basis).decoder
+    for name, differs in (
+        ("infinite_former", True),
+        ("compressive_transformer", True),
+        ("transformer_xl", False),
+    ):
+        decoder = make_model(name).decoder
         a, _ = stream(decoder, tokens, 5)
         b, _ = stream(decoder, other, 5)
         # through two layers of short-term memory a token acts on 2 * 6 + 5 later ones
@@ -152,7 +282,7 @@ def test_the_memory_reaches_beyond_the_short_term_memory():
 def test_a_disabled_memory_equals_a_model_without_one():
     on, off = make_model(), make_model(ltm_enabled=False)
     off.load_state_dict(on.state_dict())
-    plain = make_model(ltm_basis=0)
+    plain = make_model("transformer_xl")
     plain.load_state_dict({k: v for k, v in on.state_dict().items() if ".memory." not in k})
     tokens = text(2, 40)
     expected, _ = stream(plain.decoder, tokens, 5)
@@ -160,9 +290,10 @@ def test_a_disabled_memory_equals_a_model_without_one():
     assert not torch.allclose(stream(on.decoder, tokens, 5)[0], expected, atol=1e-3)
 
 
-def test_rows_of_a_ragged_batch_equal_rows_alone():
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_of_a_ragged_batch_equal_rows_alone(name):
     """Streams of different length and age side by side, with padding in mid-stream."""
-    decoder = make_model().decoder
+    decoder = make_model(name).decoder
     pieces = [[5, 5, 5, 5, 5], [5, 2, 5, 1, 5], [5, 0, 0, 5, 3]]
     tokens = [text(1, sum(p), seed=10 + row) for row, p in enumerate(pieces)]
     together = decoder.initial_state(3)
@@ -190,8 +321,9 @@ def test_rows_of_a_ragged_batch_equal_rows_alone():
         assert together.key[row] == state.key[0]
 
 
-def test_reset_and_permuted_rows():
-    decoder = make_model().decoder
+@pytest.mark.parametrize("name", MODELS)
+def test_reset_and_permuted_rows(name):
+    decoder = make_model(name).decoder
     _, state = stream(decoder, text(3, 30), 5)
     order = torch.tensor([2, 0, 1])
     after = text(3, 5, seed=5)
@@ -204,8 +336,9 @@ def test_reset_and_permuted_rows():
     assert torch.allclose(mixed[[0, 2]], out[[0, 2]], atol=1e-5)
 
 
-def test_training_and_evaluation_keep_apart_memories():
-    model = make_model()
+@pytest.mark.parametrize("name", MODELS)
+def test_training_and_evaluation_keep_apart_memories(name):
+    model = make_model(name)
     yes, no = torch.tensor([True, True]), torch.tensor([False, False])
     model.train()
     model(text(2, 5), None, yes)
@@ -223,7 +356,7 @@ def test_a_batch_that_fairseq_repeats_under_amp_is_read_once(data_bin):
     task = LongSequenceLMTask.setup_task(cfg)
     task.model = make_model(words=task.source_dictionary).train()
     task.load_dataset("train")
-    batches = task.get_batch_iterator(task.dataset("train"), max_sentences=2)
+    batches = task.get_batch_iterator(task.dataset("train"), max_sentences=2, epoch=1)
     batches = iter(batches.next_epoch_itr())
     criterion = CrossEntropyWithKL(task, 0, 0.1)
     optimizer = SimpleNamespace(backward=lambda loss: loss.backward())
@@ -253,28 +386,30 @@ def test_the_share_of_the_memory_leaves_padding_out():
     assert share.item() == pytest.approx(expected.item(), rel=1e-4)
 
 
-def test_activation_checkpointing_changes_nothing():
+@pytest.mark.parametrize("name", MODELS)
+def test_activation_checkpointing_changes_nothing(name):
     grads = []
     for flag in (False, True):
-        model = make_model(checkpoint_activations=flag, dropout=0.1).train()
+        model = make_model(name, checkpoint_activations=flag, dropout=0.1).train()
         torch.manual_seed(5)
         for i in range(4):
             model.zero_grad()
             out, extra = model(text(2, 5, seed=i), None, torch.full((2,), i == 0))
             kl = sum(density.kl(0.1).sum() for density in extra["densities"])
-            (out.square().sum() + kl).backward()
+            (out.square().sum() + kl + extra.get("reconstruction", 0)).backward()
         grads.append({name: p.grad for name, p in model.named_parameters()})
     for name, grad in grads[0].items():
         assert torch.allclose(grad, grads[1][name], atol=1e-5), name
 
 
-def test_every_parameter_has_a_gradient_in_every_step():
+@pytest.mark.parametrize("name", MODELS)
+def test_every_parameter_has_a_gradient_in_every_step(name):
     """Also before anything is remembered: data-parallel training waits for each of them."""
-    model = make_model().train()
+    model = make_model(name).train()
     for i in range(4):
         model.zero_grad()
-        out, _ = model(text(2, 5, seed=i), None, torch.full((2,), i == 0))
-        out.sum().backward()
+        out, extra = model(text(2, 5, seed=i), None, torch.full((2,), i == 0))
+        (out.sum() + extra.get("reconstruction", 0)).backward()
         assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
 
@@ -285,37 +420,19 @@ def test_layers_without_a_memory():
     assert len(state.memories) == 1 and state.memories[0].tokens.item() == 9
 
 
-def test_a_memory_file_goes_with_its_model(tmp_path):
-    model = make_model()
-    path = str(tmp_path / "memory.safetensors")
-    for i in range(4):
-        model(text(1, 5, seed=i), None, torch.tensor([i == 0]))
-    model.save_memory(path)
-    expected, _ = model(text(1, 5, seed=9), None, torch.tensor([False]))
-    again = make_model()
-    again.load_memory(path)
-    got, _ = again(text(1, 5, seed=9), None, torch.tensor([False]))
-    assert torch.equal(expected, got)
-    with pytest.raises(ValueError, match="another model"):
-        make_model(ltm_widths="0.06,0.2").load_memory(path)
-    with torch.no_grad():
-        again.decoder.layers[0].inner.bias.add_(1)
-    with pytest.raises(ValueError, match="another model"):
-        again.load_memory(path)
-    with pytest.raises(FileNotFoundError, match="cannot be written"):
-        model.save_memory(str(tmp_path / "none" / "memory.safetensors"))
-
-
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_follows_single_precision(dtype):
+def test_half_precision_follows_single_precision(dtype, name):
     try:
         torch.nn.LayerNorm(2).to(dtype)(torch.ones(1, 2, dtype=dtype))
     except RuntimeError as error:
         pytest.skip(f"this torch has no {dtype} on CPUs: {error}")
     tokens = text(2, 60)
-    exact, _ = stream(make_model().decoder, tokens, 5)
-    half, state = stream(make_model().to(dtype).decoder, tokens, 5)
-    assert half.dtype == dtype and state.memories[0].coefficients.dtype == torch.float32
+    exact, _ = stream(make_model(name).decoder, tokens, 5)
+    half, state = stream(make_model(name).to(dtype).decoder, tokens, 5)
+    assert half.dtype == dtype
+    if name == "infinite_former":
+        assert state.memories[0].coefficients.dtype == torch.float32
     assert (half.float() - exact).abs().max() < 0.05 * exact.abs().max()
 
 
@@ -323,6 +440,7 @@ def test_half_precision_follows_single_precision(dtype):
     "kwargs,flag",
     [
         ({"ltm_basis": 7}, "--ltm-basis"),
+        ({"ltm_basis": 0}, "transformer_xl_lm"),
         ({"ltm_widths": "0.01,wide"}, "--ltm-widths"),
         ({"ltm_tau": 1.5}, "--ltm-tau"),
         ({"ltm_layers": "0,2"}, "--ltm-layers"),
@@ -339,3 +457,12 @@ def test_half_precision_follows_single_precision(dtype):
 def test_bad_settings_name_their_flag(kwargs, flag):
     with pytest.raises(ValueError, match=flag):
         make_model(**kwargs)
+
+
+@pytest.mark.parametrize(
+    "kwargs,flag",
+    [({"compression_rate": 0}, "--compression-rate"), ({"cmem_length": -1}, "--cmem-length")],
+)
+def test_bad_settings_of_a_compressive_memory_name_their_flag(kwargs, flag):
+    with pytest.raises(ValueError, match=flag):
+        make_model("compressive_transformer", **kwargs)

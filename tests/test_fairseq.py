@@ -139,7 +139,7 @@ def test_a_hydra_config_trains(data_bin, tmp_path, bf16):
         "common.cpu=true dataset.batch_size=4 optimization.max_update=6"
     ).split()
     fairseq(
-        "hydra-train", "--config-dir", "examples/wikitext103/config",
+        "hydra-train", "--config-dir", "examples/wikitext103/config/paper",
         "--config-name", "infinite_former_sticky", f"task.data={data_bin}",
         f"checkpoint.save_dir={tmp_path}/ck", f"hydra.run.dir={tmp_path}",
         f"common.bf16={bf16}", *small,

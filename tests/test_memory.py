@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fairseq_inf.memory import (
+    CompressiveMemory,
     ContinuousMemory,
     GaussianBasis,
     GaussianDensity,
@@ -414,3 +415,35 @@ def test_a_long_stream_stays_finite_and_bounded(dtype):
         assert torch.isfinite(out).all() and state.coefficients.dtype == torch.float32
         sizes.append(state.coefficients.abs().max().item())
     assert max(sizes[100:]) < 2 * max(sizes[:100])
+
+
+@pytest.mark.parametrize("compression", ["conv", "mean", "max"])
+@pytest.mark.parametrize("rate,length", [(4, 5), (3, 2), (1, 7), (5, 0)])
+def test_compressed_slots_follow_first_in_first_out(compression, rate, length):
+    """Marked vectors, in writes of odd lengths and none, row by row differently."""
+    torch.manual_seed(0)
+    memory = CompressiveMemory(4, length, rate, compression).double()
+    cuts = [[3, 0, 7, 1, 13, 2, 9], [5, 5, 5, 5, 5, 5, 5], [0, 0, 0, 4, 0, 1, 17]]
+    vectors = [torch.arange(sum(c), dtype=torch.float64)[:, None] + torch.rand(4) for c in cuts]
+    expected = [naive.compressive_stream(memory, v, c) for v, c in zip(vectors, cuts, strict=True)]
+    state, at = memory.initial_state(3, dtype=torch.float64), [0, 0, 0]
+    for step in range(7):
+        width = max(c[step] for c in cuts)
+        batch = torch.full((3, width, 4), -99.0, dtype=torch.float64)
+        for row, c in enumerate(cuts):
+            batch[row, width - c[step] :] = vectors[row][at[row] : at[row] + c[step]]
+            at[row] += c[step]
+        plan = memory.plan([c[step] for c in cuts], state)
+        slots, state, old, new = memory(batch, state, plan)
+        for row in range(3):
+            wanted = expected[row][step]
+            assert state.held[row] == len(wanted)
+            assert state.waiting[row] == at[row] % rate
+            assert torch.allclose(slots[row, slots.size(1) - len(wanted) :], wanted)
+            assert torch.allclose(state.slots[row, length - len(wanted) :], wanted)
+            # the compressed vectors are the oldest, in their order
+            first = (at[row] - cuts[row][step]) // rate * rate
+            groups = int(plan.groups[row])
+            assert torch.equal(
+                old[row, : groups * rate], vectors[row][first : first + groups * rate]
+            )

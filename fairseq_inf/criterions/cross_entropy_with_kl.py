@@ -16,23 +16,32 @@ class CrossEntropyWithKLConfig(FairseqDataclass):
     kl_sigma: float = field(
         default=0.05, metadata={"help": "standard deviation that the densities are drawn to"}
     )
+    reconstruction_weight: float = field(
+        default=1.0, metadata={"help": "weight of the loss that a compressive memory learns from"}
+    )
 
 
 @register_criterion("cross_entropy_with_kl", dataclass=CrossEntropyWithKLConfig)
 class CrossEntropyWithKL(FairseqCriterion):
-    """L = L_NLL + kl_weight * L_KL, both summed over the real tokens.
+    """L = L_NLL + kl_weight * L_KL + reconstruction_weight * L_R, summed over the real tokens.
 
     L_KL = sum over layers, heads and tokens of KL(N(mu, sigma^2) || N(mu, kl_sigma^2)); tokens
-    that read an empty memory, and models without one, have none.
+    that read an empty memory, and models without one, have none.  L_R is what the model has
+    under "reconstruction": a compressive memory's in training, and nothing otherwise.
     """
 
-    def __init__(self, task, kl_weight, kl_sigma):
+    def __init__(self, task, kl_weight, kl_sigma, reconstruction_weight=1.0):
         super().__init__(task)
         if not 0 <= kl_weight < math.inf:
             raise ValueError(f"--kl-weight must be a number from 0 on, got {kl_weight}")
         if not 0 < kl_sigma < math.inf:
             raise ValueError(f"--kl-sigma must be a positive number, got {kl_sigma}")
+        if not 0 <= reconstruction_weight < math.inf:
+            raise ValueError(
+                f"--reconstruction-weight must be a number from 0 on, got {reconstruction_weight}"
+            )
         self.kl_weight, self.kl_sigma = kl_weight, kl_sigma
+        self.reconstruction_weight = reconstruction_weight
 
     def forward(self, model, sample, reduce=True):
         net_output = model(**sample["net_input"])
@@ -40,6 +49,9 @@ class CrossEntropyWithKL(FairseqCriterion):
         nll = self.nll(model, net_output, sample["target"])
         kl, reads, sigma = self.kl(extra, nll)
         loss = nll + self.kl_weight * kl
+        reconstruction = extra.get("reconstruction")
+        if reconstruction is not None:
+            loss = loss + self.reconstruction_weight * reconstruction
         if not math.isfinite(loss.item()):
             raise FloatingPointError(
                 f"the loss is {loss.item()} in {'training' if model.training else 'validation'}: "
@@ -54,6 +66,10 @@ class CrossEntropyWithKL(FairseqCriterion):
             "ltm_reads": reads,
             "ltm_tokens": ntokens if extra.get("densities") else 0,
             "ltm_share": extra.get("ltm_share", torch.zeros_like(nll)).detach() * ntokens,
+            "reconstruction": torch.zeros_like(nll)
+            if reconstruction is None
+            else reconstruction.detach(),
+            "cmem_tokens": 0 if reconstruction is None else ntokens,
             "ntokens": ntokens,
             "nsentences": sample["nsentences"],
             "sample_size": ntokens,
@@ -104,6 +120,9 @@ class CrossEntropyWithKL(FairseqCriterion):
         if total("ltm_tokens"):
             metrics.log_scalar("kl", total("kl") / ntokens, ntokens, round=3)
             metrics.log_scalar("ltm_share", total("ltm_share") / ntokens, ntokens, round=3)
+        if total("cmem_tokens"):
+            mean = total("reconstruction") / ntokens
+            metrics.log_scalar("reconstruction", mean, ntokens, round=4)
         reads = total("ltm_reads")
         if reads:
             metrics.log_scalar("ltm_sigma", total("ltm_sigma") / reads, reads, round=4)

@@ -1,6 +1,7 @@
 """The mathematics of the memories.  Needs torch only."""
 
 from .basis import GaussianBasis, ridge_operator
+from .compressive import CompressionPlan, CompressiveMemory, CompressiveState
 from .continuous import ContinuousMemory, ContinuousState, plan_write
 from .density import GaussianDensity
 from .sampling import mix
@@ -8,6 +9,9 @@ from .short_term import push, split_recent
 from .state import State, load_state, save_state
 
 __all__ = [
+    "CompressionPlan",
+    "CompressiveMemory",
+    "CompressiveState",
     "ContinuousMemory",
     "ContinuousState",
     "GaussianBasis",

@@ -118,9 +118,13 @@ class ContinuousMemory(nn.Module):
             ("--ltm-ridge", ridge, 0 < ridge < math.inf),
             ("--ltm-bins", bins, bins >= 1),
             ("--ltm-samples", samples, samples is None or samples >= 1),
+            ("--ltm-threshold", threshold, threshold >= 0),
         ):
             if not holds:
-                wanted = "strictly between 0 and 1" if flag == "--ltm-tau" else "positive"
+                wanted = {
+                    "--ltm-tau": "strictly between 0 and 1",
+                    "--ltm-threshold": "at least 0",
+                }.get(flag, "positive")
                 raise ValueError(f"{flag} must be {wanted}, got {value}")
         if dim % num_heads:
             raise ValueError(f"{dim} dimensions cannot be split evenly between {num_heads} heads")
@@ -137,8 +141,8 @@ class ContinuousMemory(nn.Module):
         for linear in (self.key, self.value, self.output):
             nn.init.xavier_uniform_(linear.weight)
 
-    def initial_state(self, rows, device=None):
-        exact = _exact(self.key.weight.dtype)
+    def initial_state(self, rows, device=None, dtype=None):
+        exact = _exact(dtype or self.key.weight.dtype)
         return ContinuousState(
             coefficients=torch.zeros(rows, self.num_basis, self.dim, dtype=exact, device=device),
             longest=torch.zeros(rows, dtype=exact, device=device),
@@ -148,16 +152,19 @@ class ContinuousMemory(nn.Module):
             tokens=torch.zeros(rows, dtype=torch.long, device=device),
         )
 
+    def plan(self, counts, state):
+        """counts: how many vectors each row takes."""
+        return plan_write(counts, state.tokens, self.threshold)
+
     def forward(self, query, vectors, state, plan=None, mask=None, key=None):
         """query: B x H x T x d.  vectors: B x W x e, of which a row takes the last as its plan says
         (all without a plan).  mask: B x T, true for real tokens.  key: B, for sticky sampling.
         -> B x T x e, GaussianDensity of B x H x T, ContinuousState"""
         if plan is None:
-            counts = [vectors.size(1)] * vectors.size(0)
-            plan = plan_write(counts, state.tokens, self.threshold)
+            plan = self.plan([vectors.size(1)] * vectors.size(0), state)
         with torch.autocast(vectors.device.type, enabled=False):
             coefficients, longest = self._write(vectors.detach(), state, plan, key)
-        output, density = self._read(query, coefficients)
+        output, density = self.read(query, *self.probes_and_values(coefficients, query.dtype))
         histogram = self._histogram(density, mask, state) if self.sticky else state.histogram
         return output, density, ContinuousState(coefficients, longest, histogram, plan.tokens)
 
@@ -227,23 +234,29 @@ class ContinuousMemory(nn.Module):
             levels = ((steps.to(histogram) + 0.5) / self.samples).expand(rows, -1)
         return histogram_quantiles(histogram, levels)
 
-    def _read(self, query, coefficients):
-        """z = V^T E_p[psi], V = B W^V, with p from the scores K q / sqrt(d), K = B W^K.
+    def probes_and_values(self, coefficients, dtype):
+        """What reads need of the signal B, whatever the query.
 
-        Only w . (K q) = (K^T w) . q is needed of the scores, so K itself is never formed.
+        Only w . (K q) = (K^T w) . q is needed of the scores K q, K = B W^K, so K itself is never
+        formed.  -> probes: B x H x d x 2, values B W^V: B x H x N x d
         """
-        b, h, t, d = query.shape
-        with torch.autocast(query.device.type, enabled=False):
+        b, h = coefficients.size(0), self.num_heads
+        with torch.autocast(coefficients.device.type, enabled=False):
             exact = coefficients.dtype
             probes = self.locate.weight.to(exact) @ coefficients  # B x 2 x e
-            probes = F.linear(probes, self.key.weight.to(exact))
-            probes = probes.view(b, 2, h, d).permute(0, 2, 3, 1)  # B x H x d x 2
-            logits = query.to(exact) @ (probes / math.sqrt(d)) + self.locate.bias.to(exact)
+            probes = F.linear(probes, self.key.weight.to(exact)).view(b, 2, h, -1)
+            probes = probes.permute(0, 2, 3, 1) / math.sqrt(self.dim // h)
+        values = self.value(coefficients.to(dtype))
+        return probes, values.view(b, self.num_basis, h, -1).transpose(1, 2)
+
+    def read(self, query, probes, values):
+        """z = V^T E_p[psi], with mu and var of p from the query's scores."""
+        b, h, t, d = query.shape
+        with torch.autocast(query.device.type, enabled=False):
+            logits = query.to(probes.dtype) @ probes + self.locate.bias.to(probes.dtype)
             mu, var = logits.unbind(-1)
             density = GaussianDensity(torch.sigmoid(mu), F.softplus(var).clamp(min=1e-6))
             weights = density.expect(self.basis).to(query.dtype)  # B x H x T x N
-        values = self.value(coefficients.to(query.dtype))
-        values = values.view(b, self.num_basis, h, d).transpose(1, 2)  # B x H x N x d
         z = (weights @ values).transpose(1, 2).reshape(b, t, h * d)
         return self.output(z), density
 

@@ -112,13 +112,7 @@ def load_state(path, template, fingerprint):
     rows = {x.shape[:1] for x in found.values()}
     for name, x in found.items():
         like = wanted[name]
-        # the vectors not yet written vary in number with the last segment: dimension 1 of `recent`
-        same = x.dim() == like.dim() and x.dtype == like.dtype and x.shape[2:] == like.shape[2:]
-        if name.split(".")[0] != "recent":
-            same = same and x.shape[1:] == like.shape[1:]
-        elif same:
-            same = x.shape[1] >= like.shape[1]
-        if not same or len(rows) != 1:
+        if x.dtype != like.dtype or x.shape[1:] != like.shape[1:] or len(rows) != 1:
             raise ValueError(
                 f"memory file {path} does not fit this model: {name} is "
                 f"{x.dtype} {tuple(x.shape)}, expected {like.dtype} {('rows', *like.shape[1:])}"

@@ -10,7 +10,7 @@ from fairseq.modules import AdaptiveSoftmax, LayerNorm
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_inf.memory import State, mix, plan_write
+from fairseq_inf.memory import CompressionPlan, State, mix
 from fairseq_inf.modules import DecoderLayer, sinusoids
 
 # B rows (streams), T tokens of the segment, S short-term length, e width
@@ -33,9 +33,10 @@ class SegmentPlan:
     stm_visible: int  # the longest short-term memory of any row
     distances: torch.Tensor  # P+1 x e
     hidden: torch.Tensor  # -inf where a query must not look, broadcastable to B x 1 x T x P
+    # the P keys are: slots of a compressive memory, short-term memory, segment
     lengths: torch.Tensor | None  # B: real tokens, None if there is no padding
     mask: torch.Tensor | None  # B x T: true for real tokens, None if there is no padding
-    write: object  # WritePlan of the long-term memories
+    write: object  # plan of the long-term memories, which take what left the short-term memory
     key: torch.Tensor  # B
 
 
@@ -53,8 +54,7 @@ class MemoryDecoder(FairseqDecoder):
         super().__init__(dictionary)
         self.embed_tokens = embed_tokens
         self.dim, self.stm_length = cfg.decoder_embed_dim, cfg.stm_length
-        self.ltm_threshold = cfg.ltm_threshold
-        self.ltm_enabled = cfg.ltm_enabled is not False
+        self.ltm_enabled = getattr(cfg, "ltm_enabled", None) is not False
         self.checkpoint_activations = cfg.checkpoint_activations
         self.dropout = nn.Dropout(cfg.dropout)
         self.layers = nn.ModuleList(
@@ -99,7 +99,7 @@ class MemoryDecoder(FairseqDecoder):
         return DecoderState(
             recent=tuple(like.new_zeros(rows, self.stm_length, self.dim) for _ in self.layers),
             memories=tuple(
-                layer.memory.initial_state(rows, like.device)
+                layer.memory.initial_state(rows, like.device, like.dtype)
                 for layer in self.layers
                 if layer.memory is not None
             ),
@@ -108,12 +108,13 @@ class MemoryDecoder(FairseqDecoder):
             key=count(),
         )
 
-    def forward(self, tokens, state, lengths=None):
+    def forward(self, tokens, state, lengths=None, project=True):
         """tokens: B x T, padded on the right to the lengths (B) if there are any.
-        -> logits (features with an adaptive softmax): B x T x V, state, extra"""
+        -> logits (features with an adaptive softmax, None unless `project`): B x T x V, state,
+        extra"""
         plan = self._plan(tokens, state, lengths)
-        x = self.dropout(self.embed_tokens(tokens) * math.sqrt(self.dim))
-        recents, memories, densities, shares = [], [], [], []
+        x = self.embed(tokens)
+        recents, memories, extras = [], [], []
         old = iter(state.memories)
         for layer, recent in zip(self.layers, state.recent, strict=True):
             kept = None if layer.memory is None else next(old)
@@ -122,16 +123,12 @@ class MemoryDecoder(FairseqDecoder):
                 out = checkpoint(layer, x, recent, used, plan, use_reentrant=False)
             else:
                 out = layer(x, recent, used, plan)
-            x, recent, used, density, share = out
+            x, recent, used, extra = out
             recents.append(recent)
             if kept is not None:
                 memories.append(kept if used is None else used)
-            if density is not None:
-                densities.append(density)
-                shares.append(share)
-        x = self.dropout(self.norm(x))
-        if self.output_projection is not None:
-            x = self.output_projection(x)
+            extras.append(extra)
+        x = self.head(x) if project else None
 
         read = plan.lengths
         if read is None:
@@ -147,23 +144,51 @@ class MemoryDecoder(FairseqDecoder):
             position=state.position + read,
             key=key,
         )
-        extra = {"densities": densities}
-        if densities:
+        extra = {"densities": [x["density"] for x in extras if "density" in x]}
+        if extra["densities"]:
             used = (plan.write.tokens > 0)[:, None]
             extra["ltm_mask"] = used.expand_as(tokens) if plan.mask is None else used & plan.mask
-            extra["ltm_share"] = torch.stack(shares).mean()
+            extra["ltm_share"] = torch.stack([x["share"] for x in extras if "share" in x]).mean()
+        losses = [x["reconstruction"] for x in extras if "reconstruction" in x]
+        if losses:
+            extra["reconstruction"] = sum(losses)
         return x, state, extra
 
+    def embed(self, tokens):
+        return self.dropout(self.embed_tokens(tokens) * math.sqrt(self.dim))
+
+    def head(self, x):
+        """-> logits, or the features that an adaptive softmax takes"""
+        x = self.dropout(self.norm(x))
+        return x if self.output_projection is None else self.output_projection(x)
+
+    def distances(self, farthest, nearest):
+        """Encoded distances farthest, farthest - 1 .. nearest."""
+        like = self.layers[0].inner.weight
+        positions = torch.arange(farthest, nearest - 1, -1, device=like.device)
+        return sinusoids(positions, self.dim).to(like.dtype)
+
     def _plan(self, tokens, state, lengths):
-        rows, t = tokens.shape
+        t = tokens.size(1)
         filled = state.filled.tolist()
+        write, held, slots = None, None, 0
+        if state.memories and self.ltm_enabled:
+            memory = next(layer.memory for layer in self.layers if layer.memory is not None)
+            left = [max(count - self.stm_length, 0) for count in filled]
+            write = memory.plan(left, state.memories[0])
+            if isinstance(write, CompressionPlan):
+                held, slots = write.held, write.longest
         visible = [min(count, self.stm_length) for count in filled]
         longest = max(visible)
+        past = slots + longest
         like = self.layers[0].inner.weight
-        hidden = _causal(t, longest, like.dtype, tokens.device)
-        if min(visible) < longest:
-            past = torch.arange(longest + t, device=tokens.device)
-            absent = past < longest - state.filled.clamp(max=self.stm_length)[:, None]  # B x P
+        hidden = _causal(t, past, like.dtype, tokens.device)
+        ragged = min(visible) < longest or (slots and held.min() < slots)
+        if ragged:
+            place = torch.arange(past + t, device=tokens.device)
+            absent = place < past - state.filled.clamp(max=self.stm_length)[:, None]  # B x P
+            if slots:
+                absent = torch.where(place < slots, place < slots - held[:, None], absent)
             hidden = hidden.masked_fill(absent[:, None, None], -torch.inf)
         mask = None
         if lengths is not None:
@@ -171,12 +196,7 @@ class MemoryDecoder(FairseqDecoder):
                 mask = torch.arange(t, device=tokens.device) < lengths[:, None]
             else:
                 lengths = None
-        write = None
-        if state.memories and self.ltm_enabled:
-            left = [max(count - self.stm_length, 0) for count in filled]
-            write = plan_write(left, state.memories[0].tokens, self.ltm_threshold)
-        positions = torch.arange(longest + t - 1, -2, -1, device=tokens.device)
-        distances = self.dropout(sinusoids(positions, self.dim).to(like.dtype))
+        distances = self.dropout(self.distances(past + t - 1, -1))
         return SegmentPlan(
             self.stm_length, longest, distances, hidden, lengths, mask, write, state.key
         )

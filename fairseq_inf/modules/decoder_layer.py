@@ -5,7 +5,7 @@ from fairseq import utils
 from fairseq.modules import LayerNorm
 from torch import nn
 
-from fairseq_inf.memory import push, split_recent
+from fairseq_inf.memory import CompressiveMemory, push, split_recent
 
 from .relative_attention import RelativeAttention
 
@@ -13,8 +13,9 @@ from .relative_attention import RelativeAttention
 class DecoderLayer(nn.Module):
     """(x, recent, memory state) -> (x, recent, memory state), for one segment.
 
-    Z = Z_T + Z_LTM: what the attention finds in [short-term memory; segment] plus what the
-    long-term memory (None for none) gives to the same queries.
+    Attention over [short-term memory; segment], and one of three long-term memories: none
+    (Transformer-XL); a compressive one, whose slots are further keys of the same attention; a
+    continuous one, whose answer to the same queries is added, Z = Z_T + Z_LTM.
     """
 
     def __init__(
@@ -46,31 +47,65 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x, recent, memory_state, segment):
         """x: B x T x e.  recent: B x W x e.  segment: SegmentPlan, the same for every layer.
-        -> x, recent, memory state, density of the read (or None), share of the memory (or None)"""
-        source = self.attention_norm(x) if self.normalize_before else x
+        -> x, recent, memory state, what is to be logged or learned of the memory, by name"""
+        source = self.source(x)
         left, short_term = split_recent(recent, segment.stm_length)
         visible = short_term[:, segment.stm_length - segment.stm_visible :]
-        context = torch.cat([visible, source], dim=1)
-        found, query = self.attention(source, context, segment.distances, segment.hidden)
+        context = keys = torch.cat([visible, source], dim=1)
+        compressive = memory_state is not None and isinstance(self.memory, CompressiveMemory)
+        if compressive:
+            slots, memory_state, old, new = self.memory(left, memory_state, segment.write)
+            keys = torch.cat([slots, context], dim=1)
+        found, query = self.attention(source, keys, segment.distances, segment.hidden)
 
-        density = share = None
-        if memory_state is not None:
-            remembered, density, memory_state = self.memory(
+        extra = {}
+        if compressive:
+            if torch.is_grad_enabled():
+                extra["reconstruction"] = self._reconstruction(query, old, new, segment)
+        elif memory_state is not None:
+            remembered, extra["density"], memory_state = self.memory(
                 query, left, memory_state, segment.write, segment.mask, segment.key
             )
-            share = _share(remembered.detach(), found.detach(), segment.mask)
+            extra["share"] = _share(remembered.detach(), found.detach(), segment.mask)
             found = found + remembered
 
-        x = self._residual(x, found, self.attention_norm)
-        y = self.ffn_norm(x) if self.normalize_before else x
-        y = self.outer(self.activation_dropout(self.activation(self.inner(y))))
-        x = self._residual(x, y, self.ffn_norm)
-
+        x = self.finish(x, found)
         if segment.stm_visible == segment.stm_length and segment.lengths is None:
             recent = context.detach()
         else:
             recent = push(short_term, source.detach(), segment.lengths)
-        return x, recent, memory_state, density, share
+        return x, recent, memory_state, extra
+
+    def source(self, x):
+        """The vectors that queries, keys and values are made from."""
+        return self.attention_norm(x) if self.normalize_before else x
+
+    def finish(self, x, found):
+        """What follows the attention."""
+        x = self._residual(x, found, self.attention_norm)
+        y = self.ffn_norm(x) if self.normalize_before else x
+        y = self.outer(self.activation_dropout(self.activation(self.inner(y))))
+        return self._residual(x, y, self.ffn_norm)
+
+    def _reconstruction(self, query, old, new, segment):
+        """How far from what the queries find in the old vectors is what they find in the slots
+        made of them: mean square over the width, summed over the real tokens.  Only the
+        compression gets a gradient."""
+        # it takes part in every step, or data-parallel training waits for its gradient
+        unused = 0 * sum(p.flatten()[0] for p in self.memory.parameters())
+        plan = segment.write
+        if plan.most == 0:
+            return query.new_zeros(()) + unused
+        groups = plan.groups.clamp(min=1)[:, None]  # a row without any is left out below
+        place = torch.arange(old.size(1), device=old.device)
+        with torch.no_grad():
+            target = self.attention.by_content(query, old, place < groups * self.memory.rate)
+        found = self.attention.by_content(query, new, place[: plan.most] < groups)
+        error = (found - target).float().square().mean(dim=-1)  # B x T
+        counted = (plan.groups > 0)[:, None]
+        if segment.mask is not None:
+            counted = counted & segment.mask
+        return (error * counted).sum() + unused
 
     def _residual(self, x, update, norm):
         x = x + self.dropout(update)
@@ -81,6 +116,7 @@ def _share(memory, attention, mask):
     """|Z_LTM| / (|Z_LTM| + |Z_T|), with the norms over all real tokens of the segment."""
     if mask is not None:
         memory, attention = memory * mask[..., None], attention * mask[..., None]
-    memory = torch.linalg.vector_norm(memory, dtype=torch.float)
-    attention = torch.linalg.vector_norm(attention, dtype=torch.float)
+    exact = torch.promote_types(memory.dtype, torch.float)
+    memory = torch.linalg.vector_norm(memory, dtype=exact)
+    attention = torch.linalg.vector_norm(attention, dtype=exact)
     return memory / (memory + attention).clamp(min=1e-20)

@@ -1,0 +1,33 @@
+"""The compressive transformer (Rae et al., 2019): old vectors, a few to a slot."""
+
+from dataclasses import dataclass
+
+from fairseq.dataclass import ChoiceEnum
+from fairseq.models import register_model
+
+from fairseq_inf.memory import CompressiveMemory
+
+from .memory_lm import MemoryLM, MemoryLMConfig, setting, wikitext103
+
+
+@dataclass
+class CompressiveTransformerConfig(MemoryLMConfig):
+    cmem_length: int = setting(256, "slots of the compressed memory, C")
+    compression_rate: int = setting(4, "vectors that go into one slot, c")
+    compression: ChoiceEnum(["conv", "mean", "max"]) = setting(
+        "conv", "how c vectors become one: a learned convolution, or pooling"
+    )
+
+
+@register_model("compressive_transformer_lm", dataclass=CompressiveTransformerConfig)
+class CompressiveTransformerLM(MemoryLM):
+    memory_settings = ("cmem_length", "compression_rate", "compression")
+
+    @classmethod
+    def build_memory(cls, cfg):
+        return lambda number: CompressiveMemory(
+            cfg.decoder_embed_dim, cfg.cmem_length, cfg.compression_rate, str(cfg.compression)
+        )
+
+
+wikitext103("compressive_transformer_lm", cmem_length=150, compression_rate=4)

@@ -1,0 +1,204 @@
+"""What the three language models share: configuration, architectures, running memory."""
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Optional
+
+from fairseq import utils
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models import FairseqLanguageModel, register_model_architecture
+from fairseq.modules import AdaptiveInput
+from omegaconf import II
+from torch import nn
+
+from .decoder import MemoryDecoder
+
+
+def setting(default, text):
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass
+class MemoryLMConfig(FairseqDataclass):
+    decoder_layers: int = setting(4, "number of layers")
+    decoder_embed_dim: int = setting(256, "width of the model, e")
+    decoder_ffn_embed_dim: int = setting(1024, "inner width of the feed-forward nets")
+    decoder_attention_heads: int = setting(4, "attention heads, H")
+    decoder_post_norm: bool = setting(False, "layer norm after each block and not before it")
+    activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = setting(
+        "gelu", "activation of the feed-forward nets"
+    )
+    dropout: float = setting(0.1, "dropout of embeddings and of each block's output")
+    attention_dropout: float = setting(0.0, "dropout of the attention weights")
+    activation_dropout: float = setting(0.0, "dropout inside the feed-forward nets")
+    untie_embeddings: bool = setting(False, "an output projection apart from the embeddings")
+    adaptive_input: bool = setting(False, "adaptive input embeddings")
+    adaptive_input_factor: float = setting(4, "narrowing of each band of the adaptive input")
+    adaptive_input_cutoff: Optional[str] = setting(None, "cutoffs of the adaptive input, a,b,c")
+    adaptive_softmax_cutoff: Optional[str] = setting(None, "cutoffs of the adaptive softmax, a,b,c")
+    adaptive_softmax_factor: float = setting(4, "narrowing of each band of the adaptive softmax")
+    adaptive_softmax_dropout: float = setting(0, "dropout of the tails of the adaptive softmax")
+    tie_adaptive_weights: bool = setting(False, "tie adaptive softmax to adaptive input")
+    tie_adaptive_proj: bool = setting(False, "tie the projections of the two as well")
+    checkpoint_activations: bool = setting(False, "recompute layers in the backward pass")
+    stm_length: int = setting(256, "short-term memory: vectors kept for the self-attention, S")
+    seed: int = II("common.seed")
+
+
+class MemoryLM(FairseqLanguageModel):
+    """Keeps the running memory between calls, since fairseq's loops have no argument for it.
+
+    One memory serves training and another evaluation, so a validation never touches the memory
+    that the training goes on with.  A model says what its long-term memory is by `build_memory`.
+    """
+
+    memory_settings = ()  # fields of the configuration that the numbers in its memory depend on
+
+    def __init__(self, decoder, memory_flags):
+        """memory_flags: the settings that say what the numbers in a memory mean."""
+        super().__init__(decoder)
+        self.memory_flags = memory_flags
+        self.states = {True: None, False: None}  # by self.training
+
+    @classmethod
+    def build_model(cls, cfg, task):
+        check_sizes(cfg)
+        dictionary = task.source_dictionary
+        cutoff = None
+        if cfg.adaptive_softmax_cutoff:
+            cutoff = numbers(cfg.adaptive_softmax_cutoff, "--adaptive-softmax-cutoff", int)
+            check_cutoff(cutoff, "--adaptive-softmax-cutoff", dictionary)
+        embedding = build_embedding(cfg, dictionary)
+        decoder = MemoryDecoder(cfg, dictionary, embedding, cls.build_memory(cfg), cutoff)
+        settings = {name: getattr(cfg, name) for name in ("stm_length", *cls.memory_settings)}
+        # a checkpoint holds plain values only
+        plain = {k: str(v) if isinstance(v, Enum) else v for k, v in settings.items()}
+        return cls(decoder, {flag(name): value for name, value in plain.items()})
+
+    @classmethod
+    def build_memory(cls, cfg):
+        """-> layer number -> its long-term memory, or None for a layer without one"""
+        return lambda number: None
+
+    @classmethod
+    def from_pretrained(cls, folder, checkpoint="checkpoint_best.pt", data=".", **settings):
+        """-> MemoryHub, to read, score and generate with"""
+        from fairseq_inf.hub import from_pretrained
+
+        return from_pretrained(folder, checkpoint, data, **settings)
+
+    def forward(self, src_tokens, src_lengths=None, starts=None):
+        """One segment of each row.  starts: B, true for rows that begin a new stream; without
+        it every row does, and nothing is carried from the last call."""
+        rows = src_tokens.size(0)
+        state = self.states[self.training]
+        if starts is None or bool(starts.all()):
+            state = self.decoder.initial_state(rows)
+        elif state is None or state.num_rows != rows:
+            raise ValueError(
+                f"a segment of {rows} rows goes on with streams that were never begun: "
+                "the first batch must have `starts` true in every row"
+            )
+        elif bool(starts.any()):
+            state = state.reset(starts)
+        x, state, extra = self.decoder(src_tokens, state, src_lengths)
+        self.states[self.training] = state.detach()
+        return x, extra
+
+    def fingerprint(self):
+        """Of these very weights and settings: a memory is read by the model that wrote it."""
+        digest = hashlib.blake2b(repr(self.memory_flags).encode(), digest_size=16)
+        for name, x in sorted(self.named_parameters()):
+            digest.update(f"{name} {tuple(x.shape)} ".encode())
+            digest.update(x.detach().cpu().float().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def check_sizes(cfg):
+    least = {
+        "decoder_layers": 1,
+        "decoder_embed_dim": 1,
+        "decoder_ffn_embed_dim": 1,
+        "decoder_attention_heads": 1,
+        "stm_length": 0,
+    }
+    for name, bound in least.items():
+        if getattr(cfg, name) < bound:
+            raise ValueError(f"{flag(name)} must be at least {bound}, got {getattr(cfg, name)}")
+    for name in ("dropout", "attention_dropout", "activation_dropout"):
+        if not 0 <= getattr(cfg, name) < 1:
+            value = getattr(cfg, name)
+            raise ValueError(f"{flag(name)} must be at least 0 and below 1, got {value}")
+    if cfg.decoder_embed_dim % cfg.decoder_attention_heads or cfg.decoder_embed_dim % 2:
+        raise ValueError(
+            f"--decoder-embed-dim {cfg.decoder_embed_dim} must be even and a multiple of "
+            f"--decoder-attention-heads {cfg.decoder_attention_heads}"
+        )
+
+
+def flag(name):
+    return "--" + name.replace("_", "-")
+
+
+def numbers(text, flag, kind):
+    """'a,b,c' as a list of numbers."""
+    try:
+        return [kind(part) for part in str(text).split(",")]
+    except ValueError:
+        raise ValueError(f"{flag} takes numbers with commas between them, got {text!r}") from None
+
+
+def build_embedding(cfg, dictionary):
+    dim = cfg.decoder_embed_dim
+    if cfg.adaptive_input:
+        cutoff = cfg.adaptive_input_cutoff or cfg.adaptive_softmax_cutoff
+        if not cutoff:
+            raise ValueError("--adaptive-input needs --adaptive-input-cutoff")
+        cutoff = numbers(cutoff, "--adaptive-input-cutoff", int)
+        check_cutoff(cutoff, "--adaptive-input-cutoff", dictionary)
+        return AdaptiveInput(
+            len(dictionary), dictionary.pad(), dim, cfg.adaptive_input_factor, dim, cutoff
+        )
+    if cfg.tie_adaptive_weights:
+        raise ValueError("--tie-adaptive-weights needs --adaptive-input")
+    embedding = nn.Embedding(len(dictionary), dim, dictionary.pad())
+    nn.init.normal_(embedding.weight, std=dim**-0.5)
+    nn.init.zeros_(embedding.weight[dictionary.pad()])
+    return embedding
+
+
+def check_cutoff(cutoff, flag, dictionary):
+    if cutoff != sorted(set(cutoff)) or cutoff[0] < 1 or cutoff[-1] > len(dictionary):
+        raise ValueError(
+            f"{flag} must rise and stay within the {len(dictionary)} words of the dictionary, "
+            f"got {','.join(map(str, cutoff))}"
+        )
+
+
+WIKITEXT103 = {
+    "decoder_layers": 16,
+    "decoder_embed_dim": 410,
+    "decoder_ffn_embed_dim": 2100,
+    "decoder_attention_heads": 10,
+    "decoder_post_norm": True,
+    "activation_fn": "relu",
+    "adaptive_input": True,
+    "adaptive_input_factor": 1,
+    "adaptive_input_cutoff": "20000,40000,200000",
+    "adaptive_softmax_cutoff": "20000,40000,200000",
+    "adaptive_softmax_factor": 1,
+    "tie_adaptive_weights": True,
+    "tie_adaptive_proj": True,
+    "stm_length": 150,
+}
+
+
+def wikitext103(model, **settings):
+    """Register <model>_wt103: WikiText-103 from scratch, as in appendix D of the paper."""
+
+    def architecture(args):
+        for name, value in {**WIKITEXT103, **settings}.items():
+            setattr(args, name, getattr(args, name, value))
+
+    register_model_architecture(model, f"{model}_wt103")(architecture)

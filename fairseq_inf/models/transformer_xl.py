@@ -1,0 +1,20 @@
+"""Transformer-XL (Dai et al., 2019): the short-term memory alone."""
+
+from dataclasses import dataclass
+
+from fairseq.models import register_model
+
+from .memory_lm import MemoryLM, MemoryLMConfig, wikitext103
+
+
+@dataclass
+class TransformerXLConfig(MemoryLMConfig):
+    pass
+
+
+@register_model("transformer_xl_lm", dataclass=TransformerXLConfig)
+class TransformerXLLM(MemoryLM):
+    pass
+
+
+wikitext103("transformer_xl_lm")
