@@ -1,6 +1,6 @@
 """What the memory costs: one table, and one line of JSON.
 
-    python scripts/bench.py                # about 5 minutes on 2 cores
+    python scripts/bench.py                # about 7 minutes on 2 cores
     python scripts/bench.py --bf16         # the long stream in bfloat16
 
 Ratios are medians over rounds in which both sides run one after the other, so that a noisy
@@ -21,7 +21,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fairseq_inf.memory import ContinuousMemory
+from fairseq_inf.models.generation import Continuation, new_reading, read
 from fairseq_inf.models.infinite_former import InfiniteFormerConfig, InfiniteFormerLM
+from fairseq_inf.models.transformer_xl import TransformerXLConfig, TransformerXLLM
 
 
 class GPT(nn.Module):
@@ -56,14 +58,41 @@ class GPT(nn.Module):
             x = x + layer["outer"](F.gelu(layer["inner"](layer["norm2"](x))))
         return F.linear(self.norm(x), self.words.weight)
 
+    def cache(self, rows):
+        shape = (rows, self.heads, len(self.places.weight), self.words.weight.size(1) // self.heads)
+        return [(torch.zeros(shape), torch.zeros(shape)) for _ in self.layers]
 
-def infinite_former(words, **sizes):
+    def feed(self, tokens, place, cache):
+        """One token a row at a place, with the keys and values of those before it."""
+        b = len(tokens)
+        x = self.words(tokens) + self.places.weight[place]
+        for layer, (keys, values) in zip(self.layers, cache, strict=True):
+            q, keys[:, :, place], values[:, :, place] = (
+                layer["qkv"](layer["norm1"](x)).view(b, 3, self.heads, -1).unbind(1)
+            )
+            z = F.scaled_dot_product_attention(
+                q[:, :, None], keys[:, :, : place + 1], values[:, :, : place + 1]
+            )
+            x = x + layer["out"](z.reshape(b, -1))
+            x = x + layer["outer"](F.gelu(layer["inner"](layer["norm2"](x))))
+        return F.linear(self.norm(x), self.words.weight)
+
+
+def build(model, config, words, **sizes):
     dictionary = Dictionary()
     for i in range(words - len(dictionary)):
         dictionary.add_symbol(str(i))
-    cfg = InfiniteFormerConfig(dropout=0.0, **sizes)
+    cfg = config(dropout=0.0, **sizes)
     cfg.seed = 1
-    return InfiniteFormerLM.build_model(cfg, SimpleNamespace(source_dictionary=dictionary))
+    return model.build_model(cfg, SimpleNamespace(source_dictionary=dictionary))
+
+
+def infinite_former(words, **sizes):
+    return build(InfiniteFormerLM, InfiniteFormerConfig, words, **sizes)
+
+
+def transformer_xl(words, **sizes):
+    return build(TransformerXLLM, TransformerXLConfig, words, **sizes)
 
 
 def logits(model, tokens, first):
@@ -126,8 +155,9 @@ def bench_overhead(out, rounds):
         "stm_length": 150,
     }
     models = [
-        infinite_former(1000, ltm_basis=basis, ltm_sticky=sticky, **sizes)
-        for basis, sticky in ((0, False), (150, False), (150, True))
+        transformer_xl(1000, **sizes),
+        infinite_former(1000, ltm_basis=150, **sizes),
+        infinite_former(1000, ltm_basis=150, ltm_sticky=True, **sizes),
     ]
     times = side_by_side(models, 4, 150, 1000, True, rounds)
     out["memory_overhead"] = ratio(times, 1, 0)
@@ -145,12 +175,12 @@ def bench_against_gpt(out, rounds):
     }
     gpt = GPT(words, 4, 256, 4, 1024, length)
     ours = infinite_former(words, ltm_basis=256, ltm_sticky=True, **sizes)
-    short = infinite_former(words, ltm_basis=0, **sizes)
+    short = transformer_xl(words, **sizes)
     rate = gemm_rate()
     for mode, train in (("train", True), ("eval", False)):
         times = side_by_side([gpt, ours, short], rows, length, words, train, rounds)
         out[f"{mode}_cost_vs_gpt"] = ratio(times, 1, 0)
-        out[f"{mode}_cost_without_ltm_vs_gpt"] = ratio(times, 2, 0)
+        out[f"{mode}_cost_transformer_xl_vs_gpt"] = ratio(times, 2, 0)
         out[f"{mode}_tokens_per_s"] = rows * length / typical(times, 1)
         if train:
             tokens = torch.randint(4, words, (rows, length))
@@ -158,6 +188,79 @@ def bench_against_gpt(out, rounds):
                 step(ours.train(), torch.optim.SGD(ours.parameters(), 0.0), tokens, False)
             out["gemm_gflops"] = rate / 1e9
             out["gemm_share"] = counter.get_total_flops() / typical(times, 1) / rate
+
+
+@torch.no_grad()
+def bench_generation(out, rounds):
+    """Milliseconds a generated token, B = 1, over a whole segment of 256 and its border.
+
+    The GPT has as many keys to look at as the others have on average, in its short-term memory
+    and segment.  To recompute the window is to run the model over its 512 tokens for each new
+    one; to recompute the segment, over those since the last border, with the memory at hand.
+    """
+    words, length = 8192, 256
+    sizes = {
+        "decoder_layers": 4,
+        "decoder_embed_dim": 256,
+        "decoder_ffn_embed_dim": 1024,
+        "decoder_attention_heads": 4,
+        "stm_length": length,
+    }
+    gpt = GPT(words, 4, 256, 4, 1024, 2 * length).eval()
+    ours = infinite_former(words, ltm_basis=256, ltm_sticky=True, **sizes).eval()
+    short = transformer_xl(words, **sizes).eval()
+
+    def prompted(model, size):
+        text = torch.randint(4, words, (1, size))
+        reading = new_reading(model.decoder, 1, length)
+        return read(model.decoder, reading, text, torch.tensor([size]))
+
+    def generate(model, reading):
+        go_on, times = Continuation(model.decoder, reading), []
+        for _ in range(length):
+            token = go_on.output[:, 0].argmax(dim=-1)
+            times.append(seconds(lambda t=token: go_on.feed(t)))
+        return times
+
+    def generate_gpt():
+        cache, token, times = gpt.cache(1), torch.tensor([5]), []
+        for place in range(length, 2 * length):
+            begin = time.perf_counter()
+            token = gpt.feed(token, place, cache).argmax(dim=-1)
+            times.append(time.perf_counter() - begin)
+        return times
+
+    readings = {size: prompted(ours, size) for size in (1_000, 4_096, 100_000)}
+    plain = prompted(short, 4_096)
+    fast = {"gpt": [], "xl": [], 1_000: [], 4_096: [], 100_000: []}
+    for _ in range(rounds):
+        fast["gpt"].append(generate_gpt())
+        fast["xl"].append(generate(short, plain))
+        for size, reading in readings.items():
+            fast[size].append(generate(ours, reading))
+
+    def mean(name):  # of a whole segment, each token at its median over the rounds
+        return statistics.mean(map(statistics.median, zip(*fast[name], strict=True)))
+
+    def growth():  # round by round, since the machine's speed wanders
+        pairs = zip(fast[100_000], fast[1_000], strict=True)
+        return statistics.median(sum(a) / sum(b) for a, b in pairs)
+
+    state, decoder = readings[4_096].memory, ours.decoder
+    window = torch.randint(4, words, (1, 2 * length))
+    early = decoder.initial_state(1)
+    slow_window = [seconds(lambda: decoder(window, early)) for _ in range(rounds + 1)][1:]
+    slow_segment = [
+        [seconds(lambda n=n: decoder(window[:, :n], state)) for n in range(1, length + 1, 15)]
+        for _ in range(rounds)
+    ]
+    segment = statistics.mean(map(statistics.median, zip(*slow_segment, strict=True)))
+    out["generate_ms"] = 1e3 * mean(4_096)
+    out["generate_cost_vs_gpt"] = mean(4_096) / mean("gpt")
+    out["generate_cost_transformer_xl_vs_gpt"] = mean("xl") / mean("gpt")
+    out["generate_growth_1k_100k"] = growth()
+    out["generate_gain_over_window"] = statistics.median(slow_window) / mean(4_096)
+    out["generate_gain_over_segment"] = segment / mean(4_096)
 
 
 def bench_parts(out, rounds):
@@ -235,12 +338,18 @@ EXPLAINED = {
     "sticky_overhead": "the same with sticky memories",
     "train_cost_vs_gpt": "training step / that of a plain GPT",
     "eval_cost_vs_gpt": "evaluation / that of a plain GPT",
-    "train_cost_without_ltm_vs_gpt": "training step without the long-term memory / GPT",
-    "eval_cost_without_ltm_vs_gpt": "evaluation without the long-term memory / GPT",
+    "train_cost_transformer_xl_vs_gpt": "training step of transformer_xl_lm / GPT",
+    "eval_cost_transformer_xl_vs_gpt": "evaluation of transformer_xl_lm / GPT",
     "train_tokens_per_s": "tokens a second in training",
     "eval_tokens_per_s": "tokens a second in evaluation",
     "gemm_gflops": "matrix products of this machine, GFLOP/s",
     "gemm_share": "share of that rate that a training step reaches",
+    "generate_ms": "ms a generated token after a prompt of 4,096, B = 1",
+    "generate_cost_vs_gpt": "that / a plain GPT with a cache",
+    "generate_cost_transformer_xl_vs_gpt": "transformer_xl_lm / the same GPT",
+    "generate_growth_1k_100k": "a token after 100,000 / after 1,000",
+    "generate_gain_over_window": "recomputing the window of 512 / cached",
+    "generate_gain_over_segment": "recomputing the segment only / cached",
     "read_ms": "read of one layer, ms",
     "write_ms": "write of one layer, ms",
     "histogram_ms": "histogram of sticky memories, ms",
@@ -268,6 +377,7 @@ def main():
     if not args.bf16:
         bench_overhead(out, args.rounds)
         bench_against_gpt(out, args.rounds)
+        bench_generation(out, max(3, args.rounds // 2))
         bench_parts(out, 3 * args.rounds)
     for name, value in out.items():
         shown = f"{value:.3f}" if isinstance(value, float) else str(value)

@@ -3,8 +3,9 @@
 INPUT holds train/, validation/ (or valid/) and test/, each with any number of *.txt files in
 UTF-8, one document each: PG-19's own layout. A document becomes one line of tokens, which
 fairseq-preprocess ends in </s>; decoded, the tokens give the very text, with its white space.
-OUTPUT gets {train,valid,test}.{bin,idx}, dict.txt, spm.model and documents.json with the
-encoding and every split's documents, words, tokens (</s> included) and bytes.
+OUTPUT gets {train,valid,test}.{bin,idx}, dict.txt, spm.model (or encoder.json and vocab.bpe) and
+documents.json with the encoding and every split's documents, words, tokens (</s> included) and
+bytes.
 """
 
 import argparse
@@ -13,7 +14,6 @@ import json
 import os
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +27,8 @@ from pathlib import Path
 import sentencepiece
 from tqdm import tqdm
 
+from fairseq_inf.data.encoding import GPT2, Failure, SentencePiece
+
 SPLITS = {"train": ["train"], "valid": ["validation", "valid"], "test": ["test"]}
 SAMPLE_BYTES = 50_000_000  # text that a SentencePiece model is trained on, at most
 SMALLEST_EXTRACT = 1_000  # bytes of a document in that sample, at least
@@ -35,77 +37,6 @@ TRAINING = (
     "--arch infinite_former_lm --criterion cross_entropy_with_kl --optimizer adam --lr 0.00025 "
     "--tokens-per-sample 512 --batch-size 4"
 )
-
-
-class Failure(Exception):
-    """Something the user has to change; the message says what."""
-
-
-class SentencePiece:
-    """Tokens are the pieces of a SentencePiece model."""
-
-    # Bytes in any case: a line break, and the character that means a space inside a piece.
-    AS_BYTES = {"\n": ["<0x0A>"], "\u2581": ["<0xE2>", "<0x96>", "<0x81>"]}
-
-    def __init__(self, path):
-        try:
-            self.model = sentencepiece.SentencePieceProcessor(model_file=str(path))
-        except (OSError, RuntimeError):
-            raise Failure(f"--spm-model {path} is no SentencePiece model.") from None
-        ids = range(self.model.vocab_size())
-        special = {i for i in ids if self.model.is_control(i) or self.model.is_unknown(i)}
-        self.symbols = [self.model.id_to_piece(i) for i in ids if i not in special]
-        if "<0x0A>" not in self.symbols or any(map(re.compile(r"\s").search, self.symbols)):
-            raise Failure(
-                f"--spm-model {path} cannot encode every text: train it with byte_fallback, and "
-                "without tabs and the like in its pieces."
-            )
-
-    def dictionary(self):
-        return "".join(f"{symbol} 1\n" for symbol in self.symbols)
-
-    def encode(self, text):
-        """Yield the tokens line by line."""
-        for part in re.split("([\n\u2581])", text):
-            yield self.AS_BYTES.get(part) or self.model.encode(part, out_type=str)
-
-
-class GPT2:
-    """Tokens are the ids of GPT-2's byte pair encoding, in digits."""
-
-    def __init__(self, folder):
-        for path in (folder / "encoder.json", folder / "vocab.bpe"):
-            if not path.is_file():
-                raise Failure(f"--gpt2-bpe: {path} does not exist.")
-        from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
-
-        self.folder = folder
-        try:
-            self.bpe = get_encoder(folder / "encoder.json", folder / "vocab.bpe")
-            symbols = {*self.bpe.byte_encoder.values(), *(a + b for a, b in self.bpe.bpe_ranks)}
-            if not symbols <= set(self.bpe.encoder):
-                raise ValueError
-        except (AttributeError, ValueError):
-            raise Failure(
-                f"--gpt2-bpe: {folder}/encoder.json and vocab.bpe do not belong together or are "
-                "damaged, fetch both again."
-            ) from None
-
-    def dictionary(self):
-        """The folder's own dictionary where there is one, as pretrained models need it."""
-        symbols = [str(i) for i in sorted(self.bpe.encoder.values())]
-        path = self.folder / "dict.txt"
-        text = read(path) if path.exists() else "".join(f"{symbol} 1\n" for symbol in symbols)
-        if not {line.split(" ")[0] for line in text.splitlines()}.issuperset(symbols):
-            raise Failure(f"--gpt2-bpe: {path} lacks ids of encoder.json, remove it.")
-        return text
-
-    def encode(self, text):
-        """Yield the tokens of the whole text in parts."""
-        for part in re.split(r"(?<=[\w!-~])(?=\n)", text):  # no token reaches over such a place
-            yield [str(i) for i in self.bpe.encode(part)]
-        if len(self.bpe.cache) > 500_000:
-            self.bpe.cache.clear()
 
 
 def read(path):
@@ -277,8 +208,8 @@ def prepare(args):
             print("training a SentencePiece model ...", flush=True)
             train_model(documents["train"], args.vocab_size or 8000, data / "spm.model")
             load = (SentencePiece, data / "spm.model")
-        elif args.spm_model:
-            shutil.copyfile(args.spm_model, data / "spm.model")
+        else:
+            load[0](load[1]).save(data)
         Path(folder, "dict.txt").write_text(load[0](load[1]).dictionary(), "utf-8")
         counts = {}
         for split, found in documents.items():

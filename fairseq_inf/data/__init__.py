@@ -1,4 +1,13 @@
+from .encoding import load_encoding
 from .iterator import StreamIterator
+from .prompts import PromptDataset, check_words
 from .streams import SegmentBatches, StreamDataset
 
-__all__ = ["SegmentBatches", "StreamDataset", "StreamIterator"]
+__all__ = [
+    "PromptDataset",
+    "SegmentBatches",
+    "StreamDataset",
+    "StreamIterator",
+    "check_words",
+    "load_encoding",
+]

@@ -83,6 +83,14 @@ class StreamDataset(FairseqDataset):
             for row in chosen
         ]
 
+    def prompts(self):
+        """The documents, or the lines of a corpus, that have words."""
+        if self.layout == "documents":
+            texts = (self[i] for i in range(len(self)))
+        else:
+            texts = (self.lines[i].long() for i in range(len(self.lines)))
+        return [text for text in texts if (text != self.dictionary.eos()).any()]
+
     def __len__(self):
         return len(self.documents) - 1
 

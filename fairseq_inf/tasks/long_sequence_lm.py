@@ -14,11 +14,14 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
 
 from fairseq_inf.criterions import cross_entropy_with_kl  # noqa: F401  (registers it)
-from fairseq_inf.data import SegmentBatches, StreamDataset, StreamIterator
+from fairseq_inf.data import PromptDataset, SegmentBatches, StreamDataset, StreamIterator
+from fairseq_inf.models.generation import PromptModel
 
 from .recovery import allow_broadcast, is_whole, mend, resume_path, task_state
 
 logger = logging.getLogger(__name__)
+
+LONGEST = 1_000_000  # tokens of a generated text; fairseq's generator makes room for all at once
 
 
 @dataclass
@@ -70,6 +73,7 @@ class LongSequenceLMTask(FairseqTask):
             )
         self.model = None
         self._evaluating = False
+        self._has_criterion = False
         self._gathered = (None, None)  # a state of the training, and all processes' rows of it
         self._update, self._before = None, {}  # of this update, the state before each segment
 
@@ -124,7 +128,18 @@ class LongSequenceLMTask(FairseqTask):
             lines, self.dictionary, self.cfg.stream_layout, self.separator, prefix
         )
 
-    def get_batch_iterator(
+    def get_batch_iterator(self, dataset, **kwargs):
+        """Segments of streams to train and validate on; prompts to go on with."""
+        if isinstance(dataset, StreamDataset):
+            # fairseq-eval-lm has a loader of its own, so that what has neither an epoch nor a
+            # criterion is fairseq-generate
+            if self._has_criterion or "epoch" in kwargs:
+                return self._segments(dataset, **kwargs)
+            dataset = PromptDataset(dataset.prompts(), self.dictionary)
+        names = ("max_tokens", "max_sentences", "num_shards", "shard_id")
+        return dataset.batches(**{name: kwargs[name] for name in names if name in kwargs})
+
+    def _segments(
         self,
         dataset,
         max_tokens=None,
@@ -187,7 +202,7 @@ class LongSequenceLMTask(FairseqTask):
         if context_window:
             raise ValueError("--context-window is not for streams: the memory is their context")
         rows = 1 if batch_size is None else batch_size
-        itr = self.get_batch_iterator(dataset, max_sentences=rows, shuffle=False, **kwargs)
+        itr = self._segments(dataset, max_sentences=rows, shuffle=False, **kwargs)
         return itr.next_epoch_itr(shuffle=False)
 
     # the memory as part of the training state
@@ -197,6 +212,7 @@ class LongSequenceLMTask(FairseqTask):
         return self.model
 
     def build_criterion(self, cfg, *args, **kwargs):
+        self._has_criterion = True
         if not self._evaluating:
             self._before_resume()
         return super().build_criterion(cfg, *args, **kwargs)
@@ -263,6 +279,24 @@ class LongSequenceLMTask(FairseqTask):
             # then no validation calls every process before a save
             if done == self.cfg.max_update or (every > 0 and done % every == 0):
                 self.gather_memory()
+
+    # generation
+
+    def build_dataset_for_inference(self, src_tokens, src_lengths, **kwargs):
+        return PromptDataset(src_tokens, self.dictionary)
+
+    def build_generator(self, models, args, *other, **kwargs):
+        """fairseq's own generator; a prompt is read as it reads a source sentence."""
+        if getattr(args, "score_reference", False):
+            raise ValueError("--score-reference is for translations: use fairseq-eval-lm")
+        if not max(args.min_len, 1) <= args.max_len_b <= LONGEST:
+            raise ValueError(
+                f"--max-len-b, the tokens to generate, must be from {max(args.min_len, 1)} "
+                f"(--min-len) to {LONGEST:,}, got {args.max_len_b}"
+            )
+        length = self.cfg.tokens_per_sample
+        models = [PromptModel(model, length) for model in models]
+        return super().build_generator(models, args, *other, **kwargs)
 
     # what must not change between training and evaluation
 

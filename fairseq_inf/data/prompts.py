@@ -1,0 +1,76 @@
+"""Texts to go on with, for fairseq-generate and fairseq-interactive."""
+
+import logging
+
+import numpy as np
+import torch
+from fairseq.data import FairseqDataset, data_utils, iterators
+
+logger = logging.getLogger(__name__)
+
+
+def check_words(total, unknown, name, advice):
+    """Refuse a text of no words, or of none that the dictionary has; tell of some."""
+    if not total:
+        raise ValueError(f"{name} is empty: there must be something to read")
+    if unknown == total:
+        raise ValueError(f"no word of {name} is in the dictionary: {advice}")
+    if unknown:
+        logger.warning(
+            f"{unknown:,} of the {total:,} words of {name} are not in the dictionary and are read "
+            "as <unk>"
+        )
+
+
+class PromptDataset(FairseqDataset):
+    """One prompt an item; the eos that fairseq's binarizer appends is taken off."""
+
+    def __init__(self, texts, dictionary):
+        self.pad, unknown = dictionary.pad(), dictionary.unk()
+        self.texts = []
+        for number, text in enumerate(texts):
+            while len(text) and text[-1] == dictionary.eos():
+                text = text[:-1]
+            count = int((text == unknown).sum())
+            check_words(len(text), count, f"prompt {number}", "is --bpe that of the data?")
+            self.texts.append(text)
+        self.sizes = np.array([len(text) for text in self.texts])
+
+    def __len__(self):
+        return len(self.texts)
+
+    def __getitem__(self, index):
+        return {"id": index, "tokens": self.texts[index]}
+
+    def collater(self, samples):
+        texts = [sample["tokens"] for sample in samples]
+        return {
+            "id": torch.tensor([sample["id"] for sample in samples]),
+            "nsentences": len(samples),
+            "ntokens": sum(map(len, texts)),
+            "net_input": {
+                "src_tokens": data_utils.collate_tokens(texts, self.pad),
+                "src_lengths": torch.tensor([len(text) for text in texts]),
+            },
+            "target": None,
+        }
+
+    def batches(self, max_tokens, max_sentences, num_shards=1, shard_id=0):
+        """fairseq's iterator over batches of prompts of like length.  A prompt of any length
+        goes in; one that is longer than max_tokens has a batch of its own."""
+        batches = []
+        for index in np.argsort(self.sizes, kind="stable").tolist():
+            size = len(batches[-1]) if batches else 0
+            room = size and (max_sentences is None or size < max_sentences)
+            if room and (max_tokens is None or (size + 1) * self.sizes[index] <= max_tokens):
+                batches[-1].append(index)
+            else:
+                batches.append([index])
+        return iterators.EpochBatchIterator(
+            dataset=self,
+            collate_fn=self.collater,
+            batch_sampler=batches,
+            num_shards=num_shards,
+            shard_id=shard_id,
+            disable_shuffling=True,
+        )
