@@ -19,5 +19,6 @@ setup(
         "tqdm",
         "matplotlib",
     ],
+    entry_points={"console_scripts": ["fairseq-inf-read = fairseq_inf.read:main"]},
     extras_require={"test": ["pytest", "ruff"]},
 )

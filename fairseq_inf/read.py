@@ -1,0 +1,49 @@
+"""fairseq-inf-read: read a text of any size and keep the memory of it in a file."""
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="fairseq-inf-read", description=__doc__.split(": ")[1])
+    parser.add_argument("text", help="file in UTF-8, or - for standard input")
+    parser.add_argument("--path", required=True, help="checkpoint of the model")
+    parser.add_argument("--data", required=True, help="data-bin that it was trained on")
+    parser.add_argument("--output", required=True, help="memory file to write (.safetensors)")
+    parser.add_argument("--memory", help="go on from this memory file")
+    parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
+    args = parser.parse_args()
+    folder = os.path.dirname(os.path.abspath(args.output))
+    if not os.path.isdir(folder):
+        parser.error(f"--output {args.output}: {folder} does not exist")
+    text = sys.stdin if args.text == "-" else Path(args.text)
+    if args.text != "-" and not text.is_file():
+        parser.error(f"{args.text} does not exist or is not a file")
+
+    import torch
+
+    from fairseq_inf.data.encoding import Failure
+    from fairseq_inf.models.memory_lm import MemoryLM
+
+    try:
+        checkpoint = os.path.abspath(args.path)
+        hub = MemoryLM.from_pretrained(
+            os.path.dirname(checkpoint), os.path.basename(checkpoint), args.data
+        )
+        if torch.cuda.is_available() and not args.cpu:
+            hub.cuda()
+        begin = time.time()
+        memory = hub.load_memory(args.memory) if args.memory else None
+        memory = hub.read(text, memory, progress=True)
+        memory.save(args.output)
+    except (OSError, ValueError, Failure) as error:
+        sys.exit(f"fairseq-inf-read: {error}")
+    seconds = time.time() - begin
+    print(f"{memory.tokens:,} tokens are in {args.output} after {seconds:.0f} seconds")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,386 @@
+"""Reading, going on token by token, memory files: in the process and by fairseq's commands."""
+
+import pathlib
+import re
+import subprocess
+
+import pytest
+import torch
+from conftest import MODEL, TASK, evaluate, fairseq, result, tool, train
+from test_decoder import MODELS, make_model, text
+
+from fairseq_inf.models import InfiniteFormerLM
+from fairseq_inf.models.generation import Continuation, PromptModel, new_reading, read
+
+LENGTH = 5  # tokens of a segment; the short-term memory has 6
+PROMPTS = [1, 3, 5, 6, 10, 12, 23, 40]  # shorter and longer than L and than S + L
+
+
+def evaluation(decoder, tokens):
+    """One pass over a stream.  tokens: n.  -> log-probabilities of all words: n x V"""
+    inputs = torch.cat([torch.tensor([decoder.dictionary.eos()]), tokens[:-1]])[None]
+    state, out = decoder.initial_state(1), []
+    with torch.no_grad():
+        for part in inputs.split(LENGTH, dim=1):
+            x, state, _ = decoder(part, state)
+            out.append(logarithms(decoder, x)[0])
+    return torch.cat(out)
+
+
+def logarithms(decoder, x):
+    """fairseq's own function computes them in single precision."""
+    if decoder.adaptive_softmax is None:
+        return x.log_softmax(dim=-1)
+    return decoder.get_normalized_probs((x, None), log_probs=True)
+
+
+def ragged(texts, sizes):
+    tokens = torch.full((len(texts), max(sizes)), 1)
+    for row, (whole, size) in enumerate(zip(texts, sizes, strict=True)):
+        tokens[row, :size] = whole[:size]
+    return tokens, torch.tensor(sizes)
+
+
+def settings(kind):
+    return {
+        "plain": {},
+        "post norm": {"decoder_post_norm": True},
+        "no short-term memory": {"stm_length": 0},
+        "adaptive": {
+            "adaptive_input": True,
+            "adaptive_input_cutoff": "10,20",
+            "adaptive_softmax_cutoff": "10,20",
+        },
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["plain", "post norm", "no short-term memory", "adaptive"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_one_by_one_have_the_probabilities_of_one_pass(name, dtype, kind):
+    """Ragged prompts side by side, across the borders of segments, rows changing places.  In
+    double precision also with weights that magnify every difference in the memory."""
+    sharp = dtype == torch.float64
+    atol = 1e-9 if sharp and kind != "adaptive" else 1e-5
+    decoder = make_model(name, sharp=sharp, **settings(kind)).to(dtype).decoder
+    texts = [text(1, size + 30, seed=size)[0] for size in PROMPTS]
+    expected = [evaluation(decoder, whole) for whole in texts]
+    tokens, lengths = ragged(texts, PROMPTS)
+    reading, scores = read(decoder, new_reading(decoder, len(texts), LENGTH), tokens, lengths, True)
+    for row, size in enumerate(PROMPTS):
+        wanted = expected[row][:size].gather(1, texts[row][:size, None])[:, 0]
+        assert torch.allclose(scores[row, :size], wanted.float(), atol=1e-5)
+    go_on = Continuation(decoder, reading)
+    for step in range(29):
+        logs = logarithms(decoder, go_on.output)[:, 0]
+        for row, size in enumerate(PROMPTS):
+            assert torch.allclose(logs[row], expected[row][size + step], atol=atol), (row, step)
+        if step % 4 == 1:
+            order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(step))
+            go_on.reorder(order)
+            go_on.reorder(order.argsort())
+        go_on.feed(torch.stack([texts[row][size + step] for row, size in enumerate(PROMPTS)]))
+    # nothing of this has touched the reading
+    again = Continuation(decoder, reading).output
+    assert torch.equal(again, Continuation(decoder, reading).output)
+    assert reading.count.tolist() == [(size + 1 - 1) % LENGTH + 1 for size in PROMPTS]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_text_in_parts_is_read_as_the_whole(name):
+    decoder = make_model(name).decoder
+    whole = text(2, 33)
+    at_once = read(decoder, new_reading(decoder, 2, LENGTH), whole, torch.tensor([33, 33]))
+    reading = new_reading(decoder, 2, LENGTH)
+    for part in (whole[:, :1], whole[:, 1:1], whole[:, 1:17], whole[:, 17:]):
+        reading = read(decoder, reading, part, torch.full((2,), part.size(1)))
+    for (name, a), b in zip(at_once.tensors().items(), reading.tensors().values(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6), name
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_fairseqs_search_scores_its_hypotheses_as_an_evaluation_does(name, beam):
+    from fairseq.sequence_generator import SequenceGenerator
+
+    model = make_model(name, sharp=False)
+    decoder = model.decoder
+    texts = [text(1, size, seed=size)[0] for size in PROMPTS]
+    tokens, lengths = ragged(texts, PROMPTS)
+    generator = SequenceGenerator(
+        [PromptModel(model, LENGTH)], decoder.dictionary, beam_size=beam, max_len_b=17, min_len=9
+    )
+    sample = {"net_input": {"src_tokens": tokens, "src_lengths": lengths}}
+    for row, found in enumerate(generator.generate([model], sample)):
+        assert len(found) == beam
+        for hypothesis in found:
+            logs = evaluation(decoder, torch.cat([texts[row], hypothesis["tokens"]]))
+            logs = logs[len(texts[row]) :].gather(1, hypothesis["tokens"][:, None])[:, 0]
+            assert torch.allclose(hypothesis["positional_scores"], logs, atol=1e-5)
+    # greedy is the best word of each step
+    if beam == 1:
+        best = generator.generate([model], sample)[3][0]["tokens"]
+        so_far = texts[3]
+        for token in best[:9]:
+            logs = evaluation(decoder, torch.cat([so_far, token[None]]))[-1]
+            logs[decoder.dictionary.eos()] = logs[decoder.dictionary.pad()] = -torch.inf
+            assert token == logs.argmax()
+            so_far = torch.cat([so_far, token[None]])
+
+
+# by fairseq's commands
+
+
+ARCHS = {
+    "infinite_former_lm": MODEL,
+    "compressive_transformer_lm": "--arch compressive_transformer_lm --cmem-length 8 "
+    "--compression-rate 3",
+    "transformer_xl_lm": "--arch transformer_xl_lm",
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(data_bin, trained, tmp_path_factory):
+    """A checkpoint of each architecture, and what its training printed."""
+    found = {"infinite_former_lm": (trained[0] / "checkpoint_last.pt", trained[1])}
+    sizes = MODEL[2 : MODEL.index("--ltm-basis")]
+    for name in ("compressive_transformer_lm", "transformer_xl_lm"):
+        folder = tmp_path_factory.mktemp(name)
+        model = [*ARCHS[name].split(), *sizes]
+        printed = train(data_bin, folder, "--max-update", 60, model=model)
+        found[name] = (folder / "checkpoint_last.pt", printed)
+    return found
+
+
+def hypotheses(printed):
+    """-> for each prompt the words and the scores (base 2) of its hypotheses"""
+    words = re.findall(r"^H-(\d+)\t\S+\t(.*)$", printed, re.M)
+    scores = re.findall(r"^P-\d+\t(.*)$", printed, re.M)
+    found = {}
+    for (number, line), values in zip(words, scores, strict=True):
+        found.setdefault(int(number), []).append((line.split(), [float(v) for v in values.split()]))
+    return found
+
+
+def interactive(data_bin, checkpoint, prompts, tmp_path, *args, ok=True):
+    path = tmp_path / "prompts.txt"
+    path.write_text("".join(f"{prompt}\n" for prompt in prompts))
+    return fairseq(
+        "interactive", data_bin, *TASK, "--tokens-per-sample", 12, "--path", checkpoint,
+        "--input", path, "--buffer-size", 10, "--batch-size", 10, *args, ok=ok,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def prompts(data_bin):
+    """Prompts shorter and longer than a segment and than the short-term memory."""
+    lines = (data_bin.parent / "test.txt").read_text().splitlines()
+    return [" ".join(lines[0].split()[:size]) for size in (1, 7, 15, 40)]
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_interactive_continues_prompts_of_any_length(
+    data_bin, checkpoints, prompts, tmp_path, name
+):
+    path = checkpoints[name][0]
+    printed = interactive(
+        data_bin, path, prompts, tmp_path, "--beam", 3, "--nbest", 3, "--max-len-b", 20,
+        "--min-len", 14,
+    )  # fmt: skip
+    found = hypotheses(printed)
+    assert sorted(found) == [0, 1, 2, 3] and all(len(h) == 3 for h in found.values())
+    hub = InfiniteFormerLM.from_pretrained(str(path.parent), path.name, str(data_bin))
+    for number, prompt in enumerate(prompts):
+        memory = hub.read(prompt)
+        for words, scores in found[number]:
+            assert 14 <= len(words) <= 20
+            own = hub.score(" ".join(words), memory)["positional_scores"] / torch.tensor(2.0).log()
+            assert torch.allclose(own, torch.tensor(scores[: len(words)]), atol=2e-4)
+
+
+def test_generate_continues_the_lines_of_a_split(data_bin, checkpoints):
+    lines = (data_bin.parent / "test.txt").read_text().splitlines()
+    path = checkpoints["infinite_former_lm"][0]
+    printed = fairseq(
+        "generate", data_bin, *TASK, "--tokens-per-sample", 12, "--path", path, "--batch-size", 3,
+        "--beam", 2, "--max-len-b", 15,
+    )  # fmt: skip
+    assert sorted(hypotheses(printed)) == list(range(len(lines)))
+    sources = dict(re.findall(r"^S-(\d+)\t(.*)$", printed, re.M))
+    assert [sources[str(i)] for i in range(len(lines))] == [line.strip() for line in lines]
+
+
+@pytest.mark.parametrize("how", [["--sampling-topk", 3], ["--sampling-topp", 0.5]])
+def test_sampling_keeps_to_the_likely_words_and_repeats_with_its_seed(
+    data_bin, checkpoints, prompts, tmp_path, how
+):
+    path = checkpoints["infinite_former_lm"][0]
+    options = ["--sampling", *how, "--beam", 1, "--nbest", 1, "--max-len-b", 12]
+    one, same, other = (
+        hypotheses(interactive(data_bin, path, prompts[:2], tmp_path, *options, "--seed", seed))
+        for seed in (1, 1, 2)
+    )
+    assert one == same and one != other
+    hub = InfiniteFormerLM.from_pretrained(str(path.parent), path.name, str(data_bin))
+    decoder = hub.model.decoder
+    go_on = Continuation(decoder, hub.read(prompts[1]).reading)
+    for word in hub.tokens_of(" ".join(one[1][0][0])):
+        probabilities = go_on.output[0, 0].softmax(-1)
+        likelier = probabilities[probabilities > probabilities[word]]
+        assert len(likelier) < 3 if how[0] == "--sampling-topk" else likelier.sum() < 0.5
+        go_on.feed(word[None])
+
+
+BAD = {
+    "an empty prompt": ([""], [], "prompt 0 is empty"),
+    "unknown words": (["word1", "Xanadu Kubla"], [], "no word of prompt 1 is in the dictionary"),
+    "too long": (["word1"], ["--max-len-b", 2_000_000], "--max-len-b"),
+    "shorter than the least": (["word1"], ["--max-len-b", 5, "--min-len", 9], "--max-len-b"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_prompts_end_in_one_sentence(data_bin, checkpoints, tmp_path, case):
+    prompts, options, said = BAD[case]
+    path = checkpoints["infinite_former_lm"][0]
+    printed = interactive(data_bin, path, prompts, tmp_path, *options, ok=False)
+    assert said in printed.strip().splitlines()[-1]
+
+
+def test_some_unknown_words_are_told(data_bin, checkpoints, tmp_path):
+    path = checkpoints["infinite_former_lm"][0]
+    printed = interactive(data_bin, path, ["word1 Xanadu"], tmp_path, "--max-len-b", 5)
+    assert "1 of the 2 words of prompt 0 are not in the dictionary" in printed
+    assert hypotheses(printed)
+
+
+# the baselines by fairseq's commands
+
+
+def test_a_compressive_model_logs_its_loss_by_name(checkpoints):
+    printed = checkpoints["compressive_transformer_lm"][1]
+    values = [float(v) for v in re.findall(r'"reconstruction": "([\d.]+)"', printed)]
+    assert values and values[-1] > 0
+    assert '"reconstruction":' not in checkpoints["transformer_xl_lm"][1]
+
+
+def test_evaluation_with_a_longer_short_term_memory(data_bin, checkpoints):
+    path = checkpoints["transformer_xl_lm"][0]
+    options = ["--tokens-per-sample", 12, "--batch-size", 1]
+    short = result(evaluate(data_bin, path, *options))
+    longer = result(evaluate(data_bin, path, *options, "--model-overrides", "{'stm_length': 640}"))
+    assert short[0] == longer[0] and short[1] != longer[1]
+
+
+# the hub, and memory files
+
+
+@pytest.fixture(scope="module")
+def hub(data_bin, checkpoints):
+    path = checkpoints["infinite_former_lm"][0]
+    return InfiniteFormerLM.from_pretrained(str(path.parent), path.name, str(data_bin))
+
+
+@pytest.mark.parametrize("name", ARCHS)
+def test_a_memory_file_answers_as_the_memory_itself(data_bin, checkpoints, tmp_path, name):
+    path = checkpoints[name][0]
+    hub = InfiniteFormerLM.from_pretrained(str(path.parent), path.name, str(data_bin))
+    lines = (data_bin.parent / "valid.txt").read_text()
+    memory = hub.read(lines)
+    assert memory.tokens == len(lines.split()) + lines.count("\n")
+    memory.save(tmp_path / "m.safetensors")
+    again = hub.load_memory(tmp_path / "m.safetensors")
+    question = "word1 word2 word3 word4"
+    asked = hub.score(question, memory)["positional_scores"]
+    assert torch.equal(asked, hub.score(question, again)["positional_scores"])
+    assert not torch.equal(asked, hub.score(question)["positional_scores"])
+    assert hub.generate("word1", memory) == hub.generate("word1", again)
+    assert [p.name for p in tmp_path.iterdir()] == ["m.safetensors"]
+
+
+def test_reading_by_the_command_equals_reading_in_the_process(
+    data_bin, checkpoints, hub, tmp_path, real_data
+):
+    """A book of a megabyte.  The command reads the file in parts."""
+    book = max((real_data / "pg19" / "test").glob("*.txt"), key=lambda p: p.stat().st_size)
+    whole = book.read_text()[:1_000_000]
+    (tmp_path / "book.txt").write_text(whole)
+    path = checkpoints["infinite_former_lm"][0]
+    command = [tool("inf-read"), tmp_path / "book.txt", "--path", path, "--data", data_bin,
+               "--output", tmp_path / "m.safetensors", "--cpu"]  # fmt: skip
+    done = subprocess.run(command, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    here = hub.read(whole)
+    assert f"{here.tokens:,} tokens" in done.stdout
+    question = "word1 word2 word3 word4"
+    asked = hub.score(question, hub.load_memory(tmp_path / "m.safetensors"))
+    expected = hub.score(question, here)
+    assert torch.allclose(asked["positional_scores"], expected["positional_scores"], atol=1e-5)
+    assert "100%" in done.stderr
+
+
+def test_bad_memory_files_and_texts(data_bin, checkpoints, hub, tmp_path):
+    memory = hub.read("word1 word2")
+    path = tmp_path / "m.safetensors"
+    memory.save(path)
+    other = checkpoints["transformer_xl_lm"][0]
+    other = InfiniteFormerLM.from_pretrained(str(other.parent), other.name, str(data_bin))
+    with pytest.raises(ValueError, match="another model"):
+        other.load_memory(path)
+    with pytest.raises(ValueError, match="another model"):
+        other.score("word1", memory)
+    own = checkpoints["infinite_former_lm"][0]
+    longer = InfiniteFormerLM.from_pretrained(
+        str(own.parent), own.name, str(data_bin), tokens_per_sample=20
+    )
+    with pytest.raises(ValueError, match="does not fit this model"):
+        longer.load_memory(path)
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(ValueError, match="damaged"):
+        hub.load_memory(path)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        hub.load_memory(tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match="cannot be written"):
+        memory.save(tmp_path / "none" / "m.safetensors")
+    with pytest.raises(ValueError, match="empty"):
+        hub.generate("")
+    with pytest.raises(ValueError, match="empty"):
+        hub.score("")
+    with pytest.raises(ValueError, match="--max-len-b"):
+        hub.generate("word1", max_tokens=10**9)
+    with pytest.raises(ValueError, match="no word"):
+        hub.read("Xanadu")
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        hub.read(pathlib.Path("none.txt"))
+
+
+def test_the_hub_goes_on_from_a_memory_and_in_batch(hub):
+    memory = hub.read("word1 word2 word3 " * 20)
+    together = hub.generate(["word1", "word2 word3"], memory, max_tokens=9)
+    assert together == [hub.generate(p, memory, max_tokens=9) for p in ("word1", "word2 word3")]
+    assert len(hub.generate("", memory, max_tokens=9, min_len=9).split()) == 9
+
+
+@pytest.mark.parametrize(
+    "options,said",
+    [
+        (["none.txt"], "none.txt does not exist"),
+        (["text", "--output", "none/m"], "--output"),
+        (["text", "--path", "none.pt"], "none.pt does not exist"),
+        (["text", "--data", "none"], "none"),
+        (["empty"], "empty"),
+        (["latin"], "is not UTF-8"),
+    ],
+)
+def test_the_command_ends_in_one_sentence(data_bin, checkpoints, tmp_path, options, said):
+    (tmp_path / "text").write_text("word1 word2\n")
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "latin").write_bytes(b"word1 \xe9\n")
+    defaults = {"--path": checkpoints["infinite_former_lm"][0], "--data": data_bin, "--output": "m"}
+    given = dict(zip(options[1::2], options[2::2], strict=True))
+    flags = [str(word) for pair in {**defaults, **given}.items() for word in pair]
+    command = [tool("inf-read"), options[0], *flags, "--cpu"]
+    done = subprocess.run(command, text=True, capture_output=True, cwd=tmp_path)
+    assert done.returncode != 0 and said in done.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "latin", "text"]
