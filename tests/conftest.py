@@ -20,6 +20,13 @@ MODEL = (
     "--decoder-ffn-embed-dim 32 --decoder-attention-heads 2 --stm-length 12 "
     "--ltm-basis 10 --ltm-widths 0.05,0.2 --ltm-sticky"
 ).split()
+BASELINES = {  # the same sizes with the other two memories
+    name: ["--arch", name, *MODEL[2 : MODEL.index("--ltm-basis")], *own]
+    for name, own in {
+        "compressive_transformer_lm": ["--cmem-length", "8", "--compression-rate", "5"],
+        "transformer_xl_lm": [],
+    }.items()
+}
 TRAIN = (
     "--criterion cross_entropy_with_kl --optimizer adam --lr 0.01 --tokens-per-sample 12 "
     "--batch-size 4 --log-format json --log-interval 5"

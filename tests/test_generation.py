@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import torch
-from conftest import MODEL, TASK, evaluate, fairseq, result, tool, train
+from conftest import BASELINES, TASK, evaluate, fairseq, result, tool, train
 from test_decoder import MODELS, make_model, text
 
 from fairseq_inf.models import InfiniteFormerLM
@@ -131,22 +131,15 @@ def test_fairseqs_search_scores_its_hypotheses_as_an_evaluation_does(name, beam)
 # by fairseq's commands
 
 
-ARCHS = {
-    "infinite_former_lm": MODEL,
-    "compressive_transformer_lm": "--arch compressive_transformer_lm --cmem-length 8 "
-    "--compression-rate 3",
-    "transformer_xl_lm": "--arch transformer_xl_lm",
-}
+ARCHS = ["infinite_former_lm", *BASELINES]
 
 
 @pytest.fixture(scope="module")
 def checkpoints(data_bin, trained, tmp_path_factory):
     """A checkpoint of each architecture, and what its training printed."""
     found = {"infinite_former_lm": (trained[0] / "checkpoint_last.pt", trained[1])}
-    sizes = MODEL[2 : MODEL.index("--ltm-basis")]
-    for name in ("compressive_transformer_lm", "transformer_xl_lm"):
+    for name, model in BASELINES.items():
         folder = tmp_path_factory.mktemp(name)
-        model = [*ARCHS[name].split(), *sizes]
         printed = train(data_bin, folder, "--max-update", 60, model=model)
         found[name] = (folder / "checkpoint_last.pt", printed)
     return found

@@ -8,7 +8,7 @@ import time
 
 import pytest
 import torch
-from conftest import MODEL, ROOT, TASK, TRAIN, load, tool, train
+from conftest import BASELINES, MODEL, ROOT, TASK, TRAIN, load, tool, train
 
 RUN = (
     "--tokens-per-sample 24 --max-update 36 --save-interval-updates 6 "
@@ -36,9 +36,9 @@ def assert_same_training(a, b):
     assert same(*iterators)
 
 
-def commands(data, save_dir, *args, world=1):
+def commands(data, save_dir, *args, world=1, model=MODEL):
     """The command of each process."""
-    command = [tool("train"), data, *TASK, *MODEL, *TRAIN, "--save-dir", save_dir, *RUN, *args]
+    command = [tool("train"), data, *TASK, *model, *TRAIN, "--save-dir", save_dir, *RUN, *args]
     if world == 1:
         return [command]
     with socket.socket() as free:
@@ -53,7 +53,7 @@ def commands(data, save_dir, *args, world=1):
     return [[*command, *shared, "--distributed-rank", rank] for rank in range(world)]
 
 
-def start(data, save_dir, *args, world=1):
+def start(data, save_dir, *args, **kwargs):
     return [
         subprocess.Popen(
             list(map(str, command)),
@@ -62,7 +62,7 @@ def start(data, save_dir, *args, world=1):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
-        for command in commands(data, save_dir, *args, world=world)
+        for command in commands(data, save_dir, *args, **kwargs)
     ]
 
 
@@ -120,23 +120,40 @@ def test_a_stop_before_the_first_validation_saves_the_memory_too(data_bin, tmp_p
     assert_same_training(tmp_path / "a/checkpoint_last.pt", tmp_path / "b/checkpoint_last.pt")
 
 
-def test_two_processes_equal_one(data_bin, tmp_path):
-    """The same rows in the same order give the same loss, memory and parameters."""
-    # plain SGD: Adam makes a step of full size even of a gradient that is only rounding
-    options = ["--dropout", 0, "--max-update", 18, "--optimizer", "nag", "--momentum", 0]
-    options += ["--lr", 0.5]
-    states = []
-    for world in (1, 2):
-        finish(start(data_bin, tmp_path / str(world), *options, world=world))
-        states.append(load(tmp_path / str(world) / "checkpoint_last.pt"))
-    one, two = states
+SGD = ["--dropout", 0, "--max-update", 18, "--optimizer", "nag", "--momentum", 0, "--lr", 0.5]
+# Adam makes a step of full size even of a gradient that is only rounding
+
+
+def assert_equal_but_for_rounding(one, two):
+    one, two = load(one), load(two)
     assert one["extra_state"]["val_loss"] == pytest.approx(two["extra_state"]["val_loss"], rel=1e-4)
     for name, x in one["model"].items():
         assert torch.allclose(x, two["model"][name], atol=1e-4), name
-    memories = [state["extra_state"]["train_iterator"]["memory"] for state in states]
+    memories = [state["extra_state"]["train_iterator"]["memory"] for state in (one, two)]
     assert torch.equal(memories[0]["key"], memories[1]["key"])
     for name, x in memories[0].items():
         assert torch.allclose(x.double(), memories[1][name].double(), atol=1e-3), name
+
+
+def test_two_processes_equal_one(data_bin, tmp_path):
+    """The same rows in the same order give the same loss, memory and parameters."""
+    for world in (1, 2):
+        finish(start(data_bin, tmp_path / str(world), *SGD, world=world))
+    assert_equal_but_for_rounding(
+        tmp_path / "1/checkpoint_last.pt", tmp_path / "2/checkpoint_last.pt"
+    )
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_the_baselines_resume_too_and_on_two_processes(data_bin, tmp_path, name):
+    model = BASELINES[name]
+    finish(start(data_bin, tmp_path / "1", *SGD, model=model))
+    finish(start(data_bin, tmp_path / "2", *SGD, model=model, world=2))
+    finish(start(data_bin, tmp_path / "3", *SGD, "--max-update", 12, model=model, world=2))
+    finish(start(data_bin, tmp_path / "3", *SGD, model=model, world=2))
+    first, second, third = (tmp_path / n / "checkpoint_last.pt" for n in "123")
+    assert_same_training(second, third)
+    assert_equal_but_for_rounding(first, second)
 
 
 def test_other_streams_start_with_a_fresh_memory_and_say_so(data_bin, tmp_path):
