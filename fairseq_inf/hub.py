@@ -53,13 +53,15 @@ class MemoryHub(hub_utils.GeneratorHubInterface):
         reading = self._reading(memory)
         size, parts = _parts(text)
         total = unknown = 0
-        with tqdm(total=size, unit="B", unit_scale=True, disable=not progress) as bar:
+        with tqdm(total=size, unit="B", unit_scale=True, disable=not progress, leave=False) as bar:
             for part, bytes_read in parts:
                 tokens = self.tokens_of(part)
                 total += len(tokens)
                 unknown += int((tokens == self.src_dict.unk()).sum())
-                reading = self._read(reading, tokens)
-                bar.update(bytes_read)
+                before = bar.n
+                each = bytes_read / max(len(tokens), 1)
+                reading = self._read(reading, tokens, report=lambda n, e=each: bar.update(n * e))
+                bar.update(before + bytes_read - bar.n)
         self._check(total, unknown, "the text" if isinstance(text, str) else _name(text))
         return Memory(reading, self.fingerprint)
 
@@ -145,10 +147,10 @@ class MemoryHub(hub_utils.GeneratorHubInterface):
             raise ValueError("this memory is another model's: read the text with this one")
         return memory.reading
 
-    def _read(self, reading, tokens, score=False):
+    def _read(self, reading, tokens, **kwargs):
         tokens = tokens.to(self.device)[None]
         lengths = torch.tensor([tokens.size(1)], device=self.device)
-        return read(self.model.decoder, reading, tokens, lengths, score)
+        return read(self.model.decoder, reading, tokens, lengths, **kwargs)
 
 
 def _name(file):

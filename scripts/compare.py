@@ -45,8 +45,9 @@ def run(command, log, threads):
     with open(log, "a") as file:
         done = subprocess.run(command, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT)
     if done.returncode:
-        last = Path(log).read_text().strip().splitlines()[-1:]
-        raise SystemExit(f"{command[0]} failed, see {log}: {' '.join(last)}")
+        printed = Path(log).read_text()
+        reasons = re.findall(r"^\w*Error: .*", printed, re.M) or printed.strip().splitlines()
+        raise SystemExit(f"{command[0]} failed, see {log}: {' '.join(reasons[-1:])}")
     return time.time() - begin
 
 

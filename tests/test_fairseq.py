@@ -1,11 +1,14 @@
 """fairseq's own commands, on small data."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
-from conftest import evaluate, fairseq, load, result, train
+from conftest import ROOT, evaluate, fairseq, load, result, train
 
 
 def count_tokens(data_bin, split="test"):
@@ -158,12 +161,36 @@ def test_wikitext_103_has_its_official_number_of_tokens(real_data, wikitext, row
     assert result(printed)[0] == 245_569
 
 
+def prepare_wikitext(*args, **env):
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "examples/wikitext103/prepare.sh", *map(str, args)],
+        cwd=ROOT, text=True, capture_output=True, env={**os.environ, "PATH": path, **env},
+    )  # fmt: skip
+
+
+def test_wikitext_is_prepared_or_a_sentence_says_why_not(tmp_path):
+    for split in ("train", "valid", "test"):
+        done = prepare_wikitext(tmp_path, tmp_path / "bin")
+        assert f"wiki.{split}.tokens does not exist" in done.stderr and done.returncode == 1
+        (tmp_path / f"wiki.{split}.tokens").write_text(" a b c \n a b <unk> \n")
+    done = prepare_wikitext(tmp_path, tmp_path / "bin", WORDS="none")
+    assert "WORDS must be a positive number" in done.stderr and not (tmp_path / "bin").exists()
+    assert prepare_wikitext(tmp_path, tmp_path / "bin", WORDS="6").returncode == 0
+    words = (tmp_path / "bin" / "dict.txt").read_text().split()[::2]
+    assert set(words[:2]) == {"a", "b"} and "c" not in words
+    assert "exists already" in prepare_wikitext(tmp_path, tmp_path / "bin").stderr
+    done = prepare_wikitext("", tmp_path / "other", WIKITEXT_URL="file:///none")
+    assert "cannot be downloaded" in done.stderr.strip().splitlines()[-1]
+
+
 @pytest.fixture(scope="module")
 def wikitext(real_data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("wikitext")
-    test = real_data / "wikitext-103" / "wiki.test.tokens"
-    splits = [x for split in ("train", "valid", "test") for x in (f"--{split}pref", test)]
-    fairseq("preprocess", "--only-source", *splits, "--destdir", folder / "bin", "--workers", 2)
+    for split in ("train", "valid", "test"):  # the training split is not at hand
+        (folder / f"wiki.{split}.tokens").symlink_to(real_data / "wikitext-103/wiki.test.tokens")
+    done = prepare_wikitext(folder, folder / "bin")
+    assert done.returncode == 0, done.stderr
     train(folder / "bin", folder / "ck", "--max-update", 1, "--disable-validation")
     return folder / "bin", folder / "ck" / "checkpoint_last.pt"
 

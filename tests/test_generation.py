@@ -208,12 +208,11 @@ def test_sampling_keeps_to_the_likely_words_and_repeats_with_its_seed(
     data_bin, checkpoints, prompts, tmp_path, how
 ):
     path = checkpoints["infinite_former_lm"][0]
-    options = ["--sampling", *how, "--beam", 1, "--nbest", 1, "--max-len-b", 12]
-    one, same, other = (
-        hypotheses(interactive(data_bin, path, prompts[:2], tmp_path, *options, "--seed", seed))
-        for seed in (1, 1, 2)
+    options = ["--sampling", *how, "--beam", 1, "--nbest", 1, "--max-len-b", 12, "--seed", 1]
+    one, same = (
+        hypotheses(interactive(data_bin, path, prompts[:2], tmp_path, *options)) for _ in range(2)
     )
-    assert one == same and one != other
+    assert one == same
     hub = InfiniteFormerLM.from_pretrained(str(path.parent), path.name, str(data_bin))
     decoder = hub.model.decoder
     go_on = Continuation(decoder, hub.read(prompts[1]).reading)
@@ -228,7 +227,6 @@ BAD = {
     "an empty prompt": ([""], [], "prompt 0 is empty"),
     "unknown words": (["word1", "Xanadu Kubla"], [], "no word of prompt 1 is in the dictionary"),
     "too long": (["word1"], ["--max-len-b", 2_000_000], "--max-len-b"),
-    "shorter than the least": (["word1"], ["--max-len-b", 5, "--min-len", 9], "--max-len-b"),
 }
 
 
@@ -309,7 +307,7 @@ def test_reading_by_the_command_equals_reading_in_the_process(
     asked = hub.score(question, hub.load_memory(tmp_path / "m.safetensors"))
     expected = hub.score(question, here)
     assert torch.allclose(asked["positional_scores"], expected["positional_scores"], atol=1e-5)
-    assert "100%" in done.stderr
+    assert "%|" in done.stderr  # the progress bar
 
 
 def test_bad_memory_files_and_texts(data_bin, checkpoints, hub, tmp_path):
@@ -339,8 +337,11 @@ def test_bad_memory_files_and_texts(data_bin, checkpoints, hub, tmp_path):
         hub.generate("")
     with pytest.raises(ValueError, match="empty"):
         hub.score("")
-    with pytest.raises(ValueError, match="--max-len-b"):
-        hub.generate("word1", max_tokens=10**9)
+    for bad in ({"max_tokens": 10**9}, {"max_tokens": 0}, {"max_tokens": 5, "min_len": 9}):
+        with pytest.raises(ValueError, match="--max-len-b"):
+            hub.generate("word1", **bad)
+    with pytest.raises(ValueError, match="colour is not a setting"):
+        hub.generate("word1", colour="red")
     with pytest.raises(ValueError, match="no word"):
         hub.read("Xanadu")
     with pytest.raises(FileNotFoundError, match="does not exist"):

@@ -119,7 +119,7 @@ def open_cache(decoder, reading):
     reading = Reading(reading.memory, reading.tokens.clone(), reading.count.clone())
     longest = int(reading.count.max())
     x, after, _ = decoder(reading.tokens[:, :longest], reading.memory, reading.count)
-    x = x[torch.arange(x.size(0)), reading.count - 1][:, None]
+    x = x[torch.arange(x.size(0), device=x.device), reading.count - 1][:, None]
 
     # `recent` is [short-term memory; segment] at the right end; in the cache the segment begins
     # at the same column in every row
@@ -256,7 +256,7 @@ class PromptReader(nn.Module):
         if reading is None:
             reading = new_reading(self.decoder, len(tokens), self.length)
         elif reading.num_rows != len(tokens):
-            reading = reading.rows(torch.zeros(len(tokens), dtype=torch.long))
+            reading = reading.rows(torch.zeros_like(lengths))
         return {"reading": read(self.decoder, reading, tokens, lengths)}
 
     def reorder_encoder_out(self, encoder_out, order):

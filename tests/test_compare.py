@@ -1,0 +1,81 @@
+"""The configs of the comparison, and the table made of them."""
+
+import argparse
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+from conftest import ROOT
+from fairseq.models import ARCH_CONFIG_REGISTRY
+
+import fairseq_inf.models  # noqa: F401  (registers the architectures)
+
+ROWS = [
+    "compressive_transformer",
+    "infinite_former",
+    "infinite_former_sticky",
+    "transformer_xl",
+]
+CONFIGS = ROOT / "examples" / "wikitext103" / "config"
+
+
+@pytest.mark.parametrize("scale", ["paper", "small"])
+def test_the_rows_differ_in_their_memory_alone(scale):
+    paths = sorted((CONFIGS / scale).glob("*.yaml"))
+    assert [path.stem for path in paths] == ROWS
+    shared = []
+    for path in paths:
+        config = yaml.safe_load(path.read_text())
+        config["checkpoint"].pop("save_dir")
+        own = ("_name", "ltm", "cmem", "compression")
+        config["model"] = {k: v for k, v in config["model"].items() if not k.startswith(own)}
+        shared.append(config)
+    assert all(config == shared[0] for config in shared)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_config_of_the_paper_says_what_its_architecture_says(row):
+    model = yaml.safe_load((CONFIGS / "paper" / f"{row}.yaml").read_text())["model"]
+    args = argparse.Namespace()
+    ARCH_CONFIG_REGISTRY[model.pop("_name") + "_wt103"](args)
+    assert {**vars(args), "dropout": 0.1, **{k: True for k in model if k == "ltm_sticky"}} == model
+
+
+def compare(data, out, *args):
+    command = [sys.executable, "scripts/compare.py", "--data", data, "--out", out, *args]
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, text=True, capture_output=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_compare_trains_evaluates_and_prints_a_table(data_bin, tmp_path):
+    configs = [CONFIGS / "small" / f"{row}.yaml" for row in ("infinite_former", "transformer_xl")]
+    overrides = (
+        "optimization.max_update=6 dataset.batch_size=4 model.decoder_embed_dim=16 "
+        "model.decoder_ffn_embed_dim=16 model.decoder_layers=1"
+    ).split()
+    options = [*configs, *overrides, "--cpu", "--jobs", 2, "--eval-rows", 1, "--seeds", 1]
+    code, printed, errors = compare(data_bin, tmp_path, *options)
+    assert code == 0, errors
+    rows = re.findall(r"^\| (transformer xl|infinite former) \| ([\d.]+) \|", printed, re.M)
+    assert [name for name, _ in rows] == ["transformer xl", "infinite former"]
+    assert all(1 < float(ppl) < 200 for _, ppl in rows)
+    assert "24.52" in printed and "24.29" in printed
+    assert "infinite_former against transformer_xl" in printed
+    (tmp_path / "infinite_former" / "seed1" / "checkpoint_last.pt").unlink()
+    again = compare(data_bin, tmp_path, *options)  # nothing is run twice
+    assert again[0] == 0 and again[1].split("\n\n")[1:] == printed.split("\n\n")[1:]
+
+
+def test_compare_names_what_is_wrong(data_bin, tmp_path):
+    for args, said in (
+        ((data_bin, tmp_path, tmp_path), "no hydra configs"),
+        ((tmp_path, tmp_path, CONFIGS / "small"), "has no dict.txt"),
+        ((data_bin, tmp_path, CONFIGS / "small", "--jobs", 0), "--jobs"),
+    ):
+        code, _, errors = compare(*args)
+        assert code != 0 and said in errors.strip().splitlines()[-1]
+    bad = [CONFIGS / "small" / "transformer_xl.yaml", "model.stm_length=-1", "--seeds", 1, "--cpu"]
+    code, _, errors = compare(data_bin, tmp_path / "out", *bad)
+    assert code != 0 and "train.log" in errors and "--stm-length" in errors
