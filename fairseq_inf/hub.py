@@ -6,12 +6,15 @@ from pathlib import Path
 
 import torch
 from fairseq import hub_utils
+from fairseq.data import encoders
 from omegaconf import open_dict
+from torch import nn
 from tqdm import tqdm
 
 from fairseq_inf.data import check_words, load_encoding
 from fairseq_inf.memory import load_state, save_state
 from fairseq_inf.models.generation import new_reading, read
+from fairseq_inf.models.memory_lm import MemoryLM
 from fairseq_inf.tasks import long_sequence_lm  # noqa: F401  (registers it)
 from fairseq_inf.tasks.recovery import is_whole
 
@@ -34,30 +37,34 @@ class Memory:
         save_state(self.reading, str(path), self.fingerprint)
 
 
-class MemoryHub(hub_utils.GeneratorHubInterface):
-    """fairseq's hub interface of one model, with its memory as a value that goes in and out."""
+class MemoryHub(nn.Module):
+    """One model, with its memory as a value that goes in and out."""
 
-    def __init__(self, cfg, task, models):
-        super().__init__(cfg, task, models)
-        if len(models) != 1:
-            raise ValueError(f"a memory belongs to one model, got {len(models)} checkpoints")
-        self.model = models[0]
+    def __init__(self, cfg, task, model):
+        super().__init__()
+        self.cfg, self.task, self.model = cfg, task, model
         self.model.eval()
-        self.length = task.cfg.tokens_per_sample
-        self.encoding = load_encoding(task.cfg.data.split(os.pathsep)[0])
-        self.fingerprint = self.model.fingerprint()
+        self.dictionary, self.length = task.source_dictionary, task.cfg.tokens_per_sample
+        self.encoding = load_encoding(task.cfg.data)
+        self.tokenizer = encoders.build_tokenizer(cfg.tokenizer)
+        self.bpe = encoders.build_bpe(cfg.bpe)
+        self.fingerprint = f"{model.fingerprint()} {self.length}"
+
+    @property
+    def device(self):
+        return next(self.model.parameters()).device
 
     def read(self, text, memory=None, progress=False):
         """text: a string, or a pathlib.Path or open file to read in parts.  memory: to go on from.
         -> Memory"""
         reading = self._reading(memory)
-        size, parts = _parts(text)
+        size, parts = self._parts(text)
         total = unknown = 0
         with tqdm(total=size, unit="B", unit_scale=True, disable=not progress, leave=False) as bar:
             for part, bytes_read in parts:
                 tokens = self.tokens_of(part)
                 total += len(tokens)
-                unknown += int((tokens == self.src_dict.unk()).sum())
+                unknown += int((tokens == self.dictionary.unk()).sum())
                 before = bar.n
                 each = bytes_read / max(len(tokens), 1)
                 reading = self._read(reading, tokens, report=lambda n, e=each: bar.update(n * e))
@@ -74,7 +81,7 @@ class MemoryHub(hub_utils.GeneratorHubInterface):
         """-> {"tokens", "positional_scores": natural logarithm of each one's probability after
         the memory and those before it, "score": their mean}"""
         tokens = self.tokens_of(text)
-        self._check(len(tokens), int((tokens == self.src_dict.unk()).sum()), "the text")
+        self._check(len(tokens), int((tokens == self.dictionary.unk()).sum()), "the text")
         _, scores = self._read(self._reading(memory), tokens, score=True)
         return {"tokens": tokens, "positional_scores": scores[0], "score": scores[0].mean()}
 
@@ -86,13 +93,15 @@ class MemoryHub(hub_utils.GeneratorHubInterface):
         temperature=0.8, min_len=10, lenpen=1.0.
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        if not prompts:
+            raise ValueError("the list of prompts is empty")
         texts = [self.tokens_of(p) for p in prompts]
         for number, text in enumerate(texts):
             if len(text) or memory is None:
-                unknown = int((text == self.src_dict.unk()).sum())
+                unknown = int((text == self.dictionary.unk()).sum())
                 self._check(len(text), unknown, f"prompt {number}")
         lengths = torch.tensor([len(text) for text in texts], device=self.device)
-        tokens = torch.full((len(texts), int(lengths.max())), self.src_dict.pad())
+        tokens = torch.full((len(texts), int(lengths.max())), self.dictionary.pad())
         for row, text in enumerate(texts):
             tokens[row, : len(text)] = text
         net_input = {"src_tokens": tokens.to(self.device), "src_lengths": lengths}
@@ -115,24 +124,67 @@ class MemoryHub(hub_utils.GeneratorHubInterface):
         encoding if the data came from whole documents, and eos otherwise."""
         if self.encoding is not None:
             words = [word for part in self.encoding.encode(text) for word in part]
-            return torch.tensor([self.src_dict.index(word) for word in words], dtype=torch.long)
+            return torch.tensor([self.dictionary.index(word) for word in words], dtype=torch.long)
         lines = text.split("\n")
         encoded = [
-            self.src_dict.encode_line(
-                self.apply_bpe(self.tokenize(line)),
-                add_if_not_exist=False,
-                append_eos=i + 1 < len(lines),
+            self.dictionary.encode_line(
+                self._split(line), add_if_not_exist=False, append_eos=i + 1 < len(lines)
             ).long()
             for i, line in enumerate(lines)
         ]
         return torch.cat(encoded)
 
+    def _split(self, line):
+        for step in (self.tokenizer, self.bpe):
+            line = line if step is None else step.encode(line)
+        return line
+
     def text_of(self, tokens):
         if self.encoding is not None:
-            special = {self.src_dict.eos(), self.src_dict.pad(), self.src_dict.bos()}
-            words = [self.src_dict[i] for i in tokens.tolist() if i not in special]
+            special = {self.dictionary.eos(), self.dictionary.pad(), self.dictionary.bos()}
+            words = [self.dictionary[i] for i in tokens.tolist() if i not in special]
             return self.encoding.decode(words)
-        return self.decode(tokens)
+        line = self.dictionary.string(tokens)
+        for step in (self.bpe, self.tokenizer):
+            line = line if step is None else step.decode(line)
+        return line
+
+    def _parts(self, text):
+        """-> size in bytes or None, and an iterator of (part of the text, its bytes)"""
+        if isinstance(text, str):
+            size = len(text.encode())
+            return size, iter([(text, size)])
+        if not isinstance(text, Path):
+            return None, self._file_parts(text, _name(text))
+        if not text.is_file():
+            raise FileNotFoundError(f"{text} does not exist or is not a file")
+        file = text.open(encoding="utf-8", newline="")
+        return text.stat().st_size, self._file_parts(file, _name(text))
+
+    def _file_parts(self, file, name):
+        rest = []  # what has been read since the last border
+        try:
+            while chunk := file.read(CHUNK):
+                if not isinstance(chunk, str):
+                    raise TypeError(f"{name} is open for bytes: open it as text")
+                # the last character of what came before, since a border may stand behind it
+                before = rest[-1][-1:] if rest else ""
+                text = before + chunk
+                if self.encoding is None:
+                    at = text.rfind("\n", len(before))
+                else:
+                    at = self.encoding.border(text, len(before))
+                if at > 0:
+                    part = "".join(rest) + text[len(before) : at]
+                    yield part, len(part.encode())
+                    chunk = text[at:]
+                    rest = []
+                rest.append(chunk)
+        except UnicodeDecodeError:
+            raise ValueError(f"{name} is not UTF-8: convert it") from None
+        part = "".join(rest)
+        if part:
+            yield part, len(part.encode())
 
     def _check(self, total, unknown, name):
         check_words(total, unknown, name, "use the data that the model was trained on")
@@ -143,6 +195,8 @@ class MemoryHub(hub_utils.GeneratorHubInterface):
     def _reading(self, memory):
         if memory is None:
             return self._new_reading()
+        if not isinstance(memory, Memory):
+            raise TypeError(f"memory must come from read or load_memory, got {memory!r}")
         if memory.fingerprint != self.fingerprint:
             raise ValueError("this memory is another model's: read the text with this one")
         return memory.reading
@@ -157,51 +211,24 @@ def _name(file):
     return str(file) if isinstance(file, Path) else getattr(file, "name", "the file")
 
 
-def _parts(text):
-    """-> size in bytes or None, and an iterator of (part of the text, its bytes).  A file is cut
-    before line breaks that follow a letter or sign, over which no token reaches."""
-    if isinstance(text, str):
-        size = len(text.encode())
-        return size, iter([(text, size)])
-    if isinstance(text, Path):
-        if not text.is_file():
-            raise FileNotFoundError(f"{text} does not exist or is not a file")
-        return text.stat().st_size, _file_parts(text.open(encoding="utf-8", newline=""), text)
-    return None, _file_parts(text, _name(text))
-
-
-def _file_parts(file, name):
-    rest = ""
-    try:
-        while chunk := file.read(CHUNK):
-            rest += chunk
-            at = rest.rfind("\n")
-            while at > 0 and rest[at - 1].isspace():
-                at = rest.rfind("\n", 0, at)
-            if at > 0:
-                yield rest[:at], len(rest[:at].encode())
-                rest = rest[at:]
-    except UnicodeDecodeError:
-        raise ValueError(f"{name} is not UTF-8: convert it") from None
-    if rest:
-        yield rest, len(rest.encode())
-
-
 def from_pretrained(folder, checkpoint, data, **settings):
-    """folder: with the checkpoint in it.  data: the data-bin, for its dictionary and encoding; it
-    may be in the folder, too."""
-    for path in (folder, data):
-        if path is data and not os.path.isdir(path):
-            path = os.path.join(folder, data)
-        if not os.path.isdir(path):
-            raise FileNotFoundError(f"{path} is not a folder")
-    data = data if os.path.isdir(data) else os.path.join(folder, data)
+    """folder: with the checkpoint in it.  data: the data-bin, for its dictionary and encoding, in
+    that folder or anywhere else."""
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"{folder} is not a folder")
+    inside = os.path.join(folder, data)
+    if not os.path.isdir(inside) and not os.path.isdir(data):
+        raise FileNotFoundError(f"data directory {data} does not exist")
+    data = os.path.abspath(inside if os.path.isdir(inside) else data)
     path = os.path.join(folder, checkpoint)
     if not os.path.isfile(path):
         raise FileNotFoundError(f"checkpoint {path} does not exist")
     if not is_whole(path):
         raise ValueError(f"checkpoint {path} is truncated: name a whole one")
-    found = hub_utils.from_pretrained(
-        os.path.abspath(folder), checkpoint, os.path.abspath(data), **settings
-    )
-    return MemoryHub(found["args"], found["task"], found["models"])
+    folder, checkpoint = os.path.split(os.path.abspath(path))
+    found = hub_utils.from_pretrained(folder, checkpoint, data, **settings)
+    (model,) = found["models"]
+    if not isinstance(model, MemoryLM):
+        raise ValueError(f"checkpoint {path} is a {type(model).__name__}, which has no memory")
+    model.prepare_for_inference_(found["args"])
+    return MemoryHub(found["args"], found["task"], model)

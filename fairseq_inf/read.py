@@ -19,7 +19,10 @@ def main():
     folder = os.path.dirname(os.path.abspath(args.output))
     if not os.path.isdir(folder):
         parser.error(f"--output {args.output}: {folder} does not exist")
+    if os.path.isdir(args.output) or not os.access(folder, os.W_OK):
+        parser.error(f"--output {args.output} cannot be written: name a file in a folder of yours")
     text = sys.stdin if args.text == "-" else Path(args.text)
+    sys.stdin.reconfigure(encoding="utf-8", errors="strict")
     if args.text != "-" and not text.is_file():
         parser.error(f"{args.text} does not exist or is not a file")
 

@@ -5,8 +5,9 @@
 
 The first argument is a folder of hydra configs.  Every config runs with the same data, seeds and
 overrides, --jobs trainings at a time with an equal share of the cores; then the test split is
-read with the last checkpoint of each.  A run that was broken off goes on where it stopped, and a
-finished one is not run again.
+read with the last checkpoint of each, with its long-term memory and without.  A run that was
+broken off goes on where it stopped (its minutes are those of the last start), and a finished one is
+not run again.
 """
 
 import argparse
@@ -27,10 +28,6 @@ PAPER = {
     "infinite_former": 24.29,
     "infinite_former_sticky": 24.22,
 }
-MEMORY_OFF = {
-    "infinite_former_lm": {"ltm_enabled": False},
-    "compressive_transformer_lm": {"cmem_length": 0},
-}
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -46,7 +43,8 @@ def run(command, log, threads):
         done = subprocess.run(command, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT)
     if done.returncode:
         printed = Path(log).read_text()
-        reasons = re.findall(r"^\w*Error: .*", printed, re.M) or printed.strip().splitlines()
+        said = [line for line in printed.splitlines() if line and "HYDRA_FULL_ERROR" not in line]
+        reasons = [line for line in said if re.match(r"\w*Error: ", line)] or said
         raise SystemExit(f"{command[0]} failed, see {log}: {' '.join(reasons[-1:])}")
     return time.time() - begin
 
@@ -56,12 +54,14 @@ def evaluate(args, checkpoint, settings, overrides, log):
         tool("fairseq-eval-lm"), args.data, "--user-dir", str(ROOT / "fairseq_inf"),
         "--task", "long_sequence_lm", "--path", str(checkpoint), "--gen-subset", args.split,
         "--tokens-per-sample", settings["tokens_per_sample"], "--batch-size", str(args.eval_rows),
-        "--stream-layout", settings["stream_layout"], "--model-overrides", repr(overrides),
+        "--stream-layout", settings["stream_layout"],
+        "--document-separator", settings["document_separator"],
+        "--model-overrides", repr(overrides),
     ]  # fmt: skip
     run(command + ["--cpu"] * args.cpu, log, args.threads)
     printed = Path(log).read_text()
     tokens = re.findall(r"Evaluated ([\d,]+) tokens", printed)[-1]
-    loss = re.findall(r"Loss \(base 2\): ([\d.]+), Perplexity: ([\d.]+)", printed)[-1]
+    loss = re.findall(r"Loss \(base 2\): (\S+), Perplexity: (\S+)", printed)[-1]
     return {"tokens": int(tokens.replace(",", "")), "bits": float(loss[0]), "ppl": float(loss[1])}
 
 
@@ -70,13 +70,24 @@ def train(args, config, seed):
     folder = Path(args.out).resolve() / config.stem / f"seed{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     done = folder / "result.json"
+    asked = {
+        "--data": args.data,
+        "--split": args.split,
+        "--eval-rows": args.eval_rows,
+        "overrides": args.overrides,
+        "config": config.read_text(),
+    }
     if done.is_file():
-        return json.loads(done.read_text())
+        result = json.loads(done.read_text())
+        for name, value in asked.items():
+            if result["asked"][name] != value:
+                raise SystemExit(f"{done} has another {name}: choose another --out, or remove it")
+        return result
     command = [
         tool("fairseq-hydra-train"),
         "--config-dir", str(config.parent), "--config-name", config.stem,
-        f"task.data={args.data}", f"common.seed={seed}", f"checkpoint.save_dir={folder}",
-        f"common.user_dir={ROOT / 'fairseq_inf'}", f"hydra.run.dir={folder}", *args.overrides,
+        f"task.data='{args.data}'", f"common.seed={seed}", f"checkpoint.save_dir='{folder}'",
+        f"common.user_dir='{ROOT / 'fairseq_inf'}'", f"hydra.run.dir='{folder}'", *args.overrides,
     ]  # fmt: skip
     seconds = run(command + ["common.cpu=true"] * args.cpu, folder / "train.log", args.threads)
     checkpoint = folder / "checkpoint_last.pt"
@@ -85,10 +96,11 @@ def train(args, config, seed):
         "config": config.stem,
         "seed": seed,
         "seconds": seconds,
+        "asked": asked,
         "on": evaluate(args, checkpoint, settings, {}, folder / "test.log"),
     }
-    off = MEMORY_OFF.get(settings["model"])
-    if off:
+    if settings["model"] != "transformer_xl_lm":
+        off = {"ltm_enabled": False}
         result["off"] = evaluate(args, checkpoint, settings, off, folder / "test-off.log")
     partial = done.with_suffix(".partial")
     partial.write_text(json.dumps(result, indent=1))
@@ -101,7 +113,7 @@ def task_settings(checkpoint):
     import torch
 
     cfg = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)["cfg"]
-    names = ("tokens_per_sample", "stream_layout")
+    names = ("tokens_per_sample", "stream_layout", "document_separator")
     return {**{n: str(cfg["task"][n]) for n in names}, "model": cfg["model"]["_name"]}
 
 
@@ -172,6 +184,9 @@ def main():
         parser.error(
             f"--data {args.data} has no dict.txt: name a folder that fairseq-preprocess wrote"
         )
+    stems = [config.stem for config in configs]
+    if len(set(stems)) < len(stems) or len(set(args.seeds)) < len(args.seeds):
+        parser.error("configs of the same name, or a seed twice, would share a folder")
     if args.jobs < 1 or args.eval_rows < 1:
         parser.error("--jobs and --eval-rows must be at least 1")
     args.threads = max(1, (os.cpu_count() or 1) // args.jobs)

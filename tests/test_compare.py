@@ -64,6 +64,8 @@ def test_compare_trains_evaluates_and_prints_a_table(data_bin, tmp_path):
     assert "24.52" in printed and "24.29" in printed
     assert "infinite_former against transformer_xl" in printed
     (tmp_path / "infinite_former" / "seed1" / "checkpoint_last.pt").unlink()
+    code, _, errors = compare(data_bin, tmp_path, *options, "--split", "valid")
+    assert code != 0 and "has another --split" in errors
     again = compare(data_bin, tmp_path, *options)  # nothing is run twice
     assert again[0] == 0 and again[1].split("\n\n")[1:] == printed.split("\n\n")[1:]
 
@@ -73,6 +75,7 @@ def test_compare_names_what_is_wrong(data_bin, tmp_path):
         ((data_bin, tmp_path, tmp_path), "no hydra configs"),
         ((tmp_path, tmp_path, CONFIGS / "small"), "has no dict.txt"),
         ((data_bin, tmp_path, CONFIGS / "small", "--jobs", 0), "--jobs"),
+        ((data_bin, tmp_path, CONFIGS / "small", CONFIGS / "paper"), "would share a folder"),
     ):
         code, _, errors = compare(*args)
         assert code != 0 and said in errors.strip().splitlines()[-1]

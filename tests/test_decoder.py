@@ -159,10 +159,10 @@ def test_the_reconstruction_loss_teaches_the_compression_alone(kind):
     for i in range(5):
         model.zero_grad()
         out, extra = model(text(3, 5, seed=i), None, torch.full((3,), i == 0))
-        losses.append(extra["reconstruction"].item())
-        if kind != "conv":
-            assert not extra["reconstruction"].requires_grad
+        if kind != "conv":  # nothing to learn
+            assert "reconstruction" not in extra
             continue
+        losses.append(extra["reconstruction"].item())
         extra["reconstruction"].backward(retain_graph=True)
         for name, p in model.named_parameters():
             if ".memory." in name:
@@ -174,7 +174,7 @@ def test_the_reconstruction_loss_teaches_the_compression_alone(kind):
         for name, p in model.named_parameters():
             assert ".memory." not in name or p.grad is None or p.grad.abs().sum() == 0, name
     # 6 vectors of short-term memory, 5 tokens: 4 have left after two segments
-    assert [loss > 0 for loss in losses] == [False, False, True, True, True]
+    assert [loss > 0 for loss in losses] == [False, False, True, True, True] * (kind == "conv")
 
 
 def test_the_reconstruction_loss_is_that_of_attention_by_content():
@@ -279,8 +279,9 @@ def test_the_memory_reaches_beyond_the_short_term_memory():
         assert (not torch.equal(a[:, 20:], b[:, 20:])) == differs
 
 
-def test_a_disabled_memory_equals_a_model_without_one():
-    on, off = make_model(), make_model(ltm_enabled=False)
+@pytest.mark.parametrize("name", ["infinite_former", "compressive_transformer"])
+def test_a_disabled_memory_equals_a_model_without_one(name):
+    on, off = make_model(name), make_model(name, ltm_enabled=False)
     off.load_state_dict(on.state_dict())
     plain = make_model("transformer_xl")
     plain.load_state_dict({k: v for k, v in on.state_dict().items() if ".memory." not in k})

@@ -1,16 +1,20 @@
 """Reading, going on token by token, memory files: in the process and by fairseq's commands."""
 
+import io
 import pathlib
 import re
 import subprocess
 
 import pytest
+import sentencepiece
 import torch
 from conftest import BASELINES, TASK, evaluate, fairseq, result, tool, train
 from test_decoder import MODELS, make_model, text
 
+from fairseq_inf.data.encoding import GPT2, SentencePiece
 from fairseq_inf.models import InfiniteFormerLM
 from fairseq_inf.models.generation import Continuation, PromptModel, new_reading, read
+from fairseq_inf.tasks.long_sequence_lm import LongSequenceLMConfig, LongSequenceLMTask
 
 LENGTH = 5  # tokens of a segment; the short-term memory has 6
 PROMPTS = [1, 3, 5, 6, 10, 12, 23, 40]  # shorter and longer than L and than S + L
@@ -46,6 +50,7 @@ def settings(kind):
         "plain": {},
         "post norm": {"decoder_post_norm": True},
         "no short-term memory": {"stm_length": 0},
+        "memory off": {"ltm_enabled": False},
         "adaptive": {
             "adaptive_input": True,
             "adaptive_input_cutoff": "10,20",
@@ -54,7 +59,9 @@ def settings(kind):
     }[kind]
 
 
-@pytest.mark.parametrize("kind", ["plain", "post norm", "no short-term memory", "adaptive"])
+@pytest.mark.parametrize(
+    "kind", ["plain", "post norm", "no short-term memory", "memory off", "adaptive"]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_one_by_one_have_the_probabilities_of_one_pass(name, dtype, kind):
@@ -324,8 +331,13 @@ def test_bad_memory_files_and_texts(data_bin, checkpoints, hub, tmp_path):
     longer = InfiniteFormerLM.from_pretrained(
         str(own.parent), own.name, str(data_bin), tokens_per_sample=20
     )
-    with pytest.raises(ValueError, match="does not fit this model"):
+    with pytest.raises(ValueError, match="--tokens-per-sample"):
         longer.load_memory(path)
+    off = InfiniteFormerLM.from_pretrained(
+        str(own.parent), own.name, str(data_bin), ltm_enabled=False
+    )
+    with pytest.raises(ValueError, match="other settings"):
+        off.load_memory(path)
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(ValueError, match="damaged"):
         hub.load_memory(path)
@@ -333,6 +345,8 @@ def test_bad_memory_files_and_texts(data_bin, checkpoints, hub, tmp_path):
         hub.load_memory(tmp_path / "none")
     with pytest.raises(FileNotFoundError, match="cannot be written"):
         memory.save(tmp_path / "none" / "m.safetensors")
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        memory.save(tmp_path)
     with pytest.raises(ValueError, match="empty"):
         hub.generate("")
     with pytest.raises(ValueError, match="empty"):
@@ -340,12 +354,21 @@ def test_bad_memory_files_and_texts(data_bin, checkpoints, hub, tmp_path):
     for bad in ({"max_tokens": 10**9}, {"max_tokens": 0}, {"max_tokens": 5, "min_len": 9}):
         with pytest.raises(ValueError, match="--max-len-b"):
             hub.generate("word1", **bad)
-    with pytest.raises(ValueError, match="colour is not a setting"):
-        hub.generate("word1", colour="red")
+    for bad in ("colour", "max_len_a", "prefix_size", "match_source_len", "print_alignment"):
+        with pytest.raises(ValueError, match=f"{bad.replace('_', '.')} is not"):
+            hub.generate("word1", **{bad: 1})
+    with pytest.raises(ValueError, match="--beam"):
+        hub.generate("word1", beam=0)
+    with pytest.raises(ValueError, match="list of prompts is empty"):
+        hub.generate([])
+    with pytest.raises(TypeError, match="read or load_memory"):
+        hub.score("word1", str(path))
     with pytest.raises(ValueError, match="no word"):
         hub.read("Xanadu")
     with pytest.raises(FileNotFoundError, match="does not exist"):
         hub.read(pathlib.Path("none.txt"))
+    with pytest.raises(TypeError, match="open it as text"):
+        hub.read(io.BytesIO(b"word1"))
 
 
 def test_the_hub_goes_on_from_a_memory_and_in_batch(hub):
@@ -355,11 +378,69 @@ def test_the_hub_goes_on_from_a_memory_and_in_batch(hub):
     assert len(hub.generate("", memory, max_tokens=9, min_len=9).split()) == 9
 
 
+@pytest.mark.parametrize("kind", ["words", "sentencepiece", "gpt2"])
+def test_a_file_in_parts_has_the_tokens_of_the_whole(kind, hub, real_data, tmp_path, monkeypatch):
+    """Line breaks of both kinds, empty lines, long lines, and parts of any size."""
+    book = min((real_data / "pg19" / "test").glob("*.txt")).read_text()[:6000]
+    book = book[:2000].replace("\n", "\r\n") + "\n\n \n" + book[2000:] + " no end" * 100
+    (tmp_path / "book.txt").write_bytes(book.encode())
+    encoding = None
+    if kind == "gpt2":
+        encoding = GPT2(real_data / "gpt2_bpe")
+    elif kind == "sentencepiece":
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(book.splitlines()), model_prefix=str(tmp_path / "spm"),
+            vocab_size=400, byte_fallback=True, model_type="bpe", minloglevel=3,
+            normalization_rule_name="identity", remove_extra_whitespaces=False,
+            add_dummy_prefix=False, allow_whitespace_only_pieces=True,
+        )  # fmt: skip
+        encoding = SentencePiece(tmp_path / "spm.model")
+    monkeypatch.setattr(hub, "encoding", encoding)
+    for size in (7, 100, 1000):
+        monkeypatch.setattr("fairseq_inf.hub.CHUNK", size)
+        total, parts = hub._parts(tmp_path / "book.txt")
+        texts, sizes = zip(*parts, strict=True)
+        assert "".join(texts) == book and sum(sizes) == total == len(book.encode())
+        assert len(texts) > 5
+        if encoding is None:
+            assert torch.equal(torch.cat([hub.tokens_of(t) for t in texts]), hub.tokens_of(book))
+        else:
+            whole = [word for part in encoding.encode(book) for word in part]
+            assert [w for t in texts for part in encoding.encode(t) for w in part] == whole
+            assert encoding.decode(whole) == book
+
+
+def test_prompts_of_a_split_keep_their_numbers_and_lose_their_ends(data_bin, tmp_path):
+    lines = "word1 word2 word3\n\nword4\nword5 word3\n"
+    (tmp_path / "test.txt").write_text(lines)
+    fairseq("preprocess", "--only-source", "--srcdict", data_bin / "dict.txt", "--testpref",
+            tmp_path / "test.txt", "--destdir", tmp_path / "bin")  # fmt: skip
+    for layout, separator, expected in (
+        ("corpus", "</s>", {0: "word1 word2 word3", 2: "word4", 3: "word5 word3"}),
+        ("documents", "word3", {0: "word1 word2", 1: "</s> word4 </s> word5"}),
+    ):
+        cfg = LongSequenceLMConfig(
+            data=str(tmp_path / "bin"), stream_layout=layout, document_separator=separator
+        )
+        cfg.dataset_impl = cfg.path = None
+        cfg.train_subset = "train"
+        task = LongSequenceLMTask.setup_task(cfg)
+        task.load_dataset("test")
+        found = task.get_batch_iterator(task.dataset("test"), max_sentences=2)
+        found = {
+            int(number): task.dictionary.string(text[:size], include_eos=True)
+            for batch in found.next_epoch_itr(shuffle=False)
+            for number, text, size in zip(batch["id"], *batch["net_input"].values(), strict=True)
+        }
+        assert found == expected
+
+
 @pytest.mark.parametrize(
     "options,said",
     [
         (["none.txt"], "none.txt does not exist"),
         (["text", "--output", "none/m"], "--output"),
+        (["text", "--output", "."], "--output"),
         (["text", "--path", "none.pt"], "none.pt does not exist"),
         (["text", "--data", "none"], "none"),
         (["empty"], "empty"),

@@ -30,6 +30,7 @@ fail() {
 
 folder=${1:-data/wikitext-103}
 output=${2:-data-bin/wikitext-103}
+output=${output%/}
 [[ -e $output ]] && fail "$output exists already: remove it or choose another DATA_BIN."
 if [[ ! ${1:-} && ! -e $folder/wiki.train.tokens ]]; then
     url=${WIKITEXT_URL:-https://wikitext.smerity.com/wikitext-103-v1.zip}

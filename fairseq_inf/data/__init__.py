@@ -1,6 +1,6 @@
 from .encoding import load_encoding
 from .iterator import StreamIterator
-from .prompts import PromptDataset, check_words
+from .prompts import PromptDataset, check_words, without_end
 from .streams import SegmentBatches, StreamDataset
 
 __all__ = [
@@ -10,4 +10,5 @@ __all__ = [
     "StreamIterator",
     "check_words",
     "load_encoding",
+    "without_end",
 ]

@@ -41,6 +41,10 @@ class SentencePiece:
         for part in re.split("([\n\u2581])", text):
             yield self.AS_BYTES.get(part) or self.model.encode(part, out_type=str)
 
+    def border(self, text, start):
+        """The last place from `start` on where a text can be cut and encoded in parts, or -1."""
+        return text.rfind("\n", start)
+
     def decode(self, tokens):
         return self.model.decode(tokens)
 
@@ -89,6 +93,13 @@ class GPT2:
         if len(self.bpe.cache) > 500_000:
             self.bpe.cache.clear()
 
+    def border(self, text, start):
+        """The last place from `start` on where a text can be cut and encoded in parts, or -1."""
+        for at in range(len(text) - 1, max(start, 1) - 1, -1):
+            if text[at].isspace() and not text[at - 1].isspace():
+                return at
+        return -1
+
     def decode(self, tokens):
         return self.bpe.decode([int(token) for token in tokens if token.isdigit()])
 
@@ -102,5 +113,11 @@ def load_encoding(folder):
     summary = Path(folder, "documents.json")
     if not summary.is_file():
         return None
-    name = json.loads(summary.read_text()).get("encoding")
+    try:
+        name = json.loads(summary.read_text())["encoding"]
+    except (ValueError, KeyError):
+        raise Failure(f"{summary} is damaged: prepare the data again.") from None
+    for file in ("encoder.json", "vocab.bpe") if name == "gpt2" else ("spm.model",):
+        if not Path(folder, file).is_file():
+            raise Failure(f"{Path(folder, file)} is missing: prepare the data again.")
     return GPT2(Path(folder)) if name == "gpt2" else SentencePiece(Path(folder, "spm.model"))

@@ -22,27 +22,30 @@ def check_words(total, unknown, name, advice):
         )
 
 
-class PromptDataset(FairseqDataset):
-    """One prompt an item; the eos that fairseq's binarizer appends is taken off."""
+def without_end(text, ends):
+    """The tokens without those of `ends` that they end with."""
+    size = len(text)
+    while size and int(text[size - 1]) in ends:
+        size -= 1
+    return text[:size]
 
-    def __init__(self, texts, dictionary):
-        self.pad, unknown = dictionary.pad(), dictionary.unk()
-        self.texts = []
-        for number, text in enumerate(texts):
-            while len(text) and text[-1] == dictionary.eos():
-                text = text[:-1]
-            count = int((text == unknown).sum())
-            check_words(len(text), count, f"prompt {number}", "is --bpe that of the data?")
-            self.texts.append(text)
+
+class PromptDataset(FairseqDataset):
+    """One prompt an item.  ids: their numbers, if it is not a count from 0."""
+
+    def __init__(self, texts, pad, ids=None):
+        self.texts, self.pad, self.ids = texts, pad, ids or list(range(len(texts)))
         self.sizes = np.array([len(text) for text in self.texts])
 
     def __len__(self):
         return len(self.texts)
 
     def __getitem__(self, index):
-        return {"id": index, "tokens": self.texts[index]}
+        return {"id": self.ids[index], "tokens": self.texts[index]}
 
     def collater(self, samples):
+        if not samples:
+            return {}
         texts = [sample["tokens"] for sample in samples]
         return {
             "id": torch.tensor([sample["id"] for sample in samples]),
@@ -55,7 +58,7 @@ class PromptDataset(FairseqDataset):
             "target": None,
         }
 
-    def batches(self, max_tokens, max_sentences, num_shards=1, shard_id=0):
+    def batches(self, max_tokens=None, max_sentences=None, num_shards=1, shard_id=0):
         """fairseq's iterator over batches of prompts of like length.  A prompt of any length
         goes in; one that is longer than max_tokens has a batch of its own."""
         batches = []

@@ -4,6 +4,8 @@ import numpy as np
 import torch
 from fairseq.data import FairseqDataset
 
+from .prompts import without_end
+
 
 class StreamDataset(FairseqDataset):
     """A binarized split as one flat sequence of tokens, and the documents in it.
@@ -15,6 +17,7 @@ class StreamDataset(FairseqDataset):
     def __init__(self, lines, dictionary, layout, separator, name):
         """lines: fairseq's indexed dataset.  layout: 'corpus' or 'documents'."""
         self.lines, self.dictionary, self.layout, self.name = lines, dictionary, layout, name
+        self.separator = separator
         self.ends = np.cumsum(lines.sizes, dtype=np.int64)  # where each line ends
         self.num_tokens_total = int(self.ends[-1]) if len(self.ends) else 0
         if self.num_tokens_total == 0:
@@ -24,17 +27,17 @@ class StreamDataset(FairseqDataset):
         except (ValueError, OSError, EOFError):
             raise ValueError(f"{name}.bin is truncated: binarize it again") from None
         if layout == "documents":
-            self.documents = self._find_documents(separator)  # D+1 borders
+            self.documents = self._find_documents()  # D+1 borders
         else:
             self.documents = np.array([0, self.num_tokens_total])
 
-    def _find_documents(self, separator):
-        if separator == self.dictionary.eos():
+    def _find_documents(self):
+        if self.separator == self.dictionary.eos():
             borders = self.ends
         else:
             begins = self.ends - self.lines.sizes
             found = [
-                begin + 1 + np.flatnonzero(self.lines[i].numpy() == separator)
+                begin + 1 + np.flatnonzero(self.lines[i].numpy() == self.separator)
                 for i, begin in enumerate(begins)
             ]
             borders = np.concatenate(found)
@@ -84,12 +87,16 @@ class StreamDataset(FairseqDataset):
         ]
 
     def prompts(self):
-        """The documents, or the lines of a corpus, that have words."""
-        if self.layout == "documents":
-            texts = (self[i] for i in range(len(self)))
-        else:
-            texts = (self.lines[i].long() for i in range(len(self.lines)))
-        return [text for text in texts if (text != self.dictionary.eos()).any()]
+        """Number and tokens of each document, or line of a corpus, that has words; without the
+        eos and the separator at its end."""
+        documents = self.layout == "documents"
+        ends = {self.dictionary.eos(), self.separator} if documents else {self.dictionary.eos()}
+        found = {}
+        for i in range(len(self) if documents else len(self.lines)):
+            text = without_end(self[i] if documents else self.lines[i].long(), ends)
+            if len(text):
+                found[i] = text
+        return found
 
     def __len__(self):
         return len(self.documents) - 1

@@ -71,6 +71,8 @@ def save_state(state, path, fingerprint):
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"memory file {path} cannot be written: {folder} does not exist")
+    if os.path.isdir(path):
+        raise IsADirectoryError(f"memory file {path} cannot be written: it is a folder")
     tensors = {name: x.detach().cpu().clone().contiguous() for name, x in state.tensors().items()}
     partial = f"{path}.partial"
     try:
@@ -102,8 +104,8 @@ def load_state(path, template, fingerprint):
         )
     if metadata.get("fingerprint") != fingerprint:
         raise ValueError(
-            f"memory file {path} was written by another model: "
-            "read it with the checkpoint that wrote it"
+            f"memory file {path} was written by another model, or with other settings: "
+            "use the checkpoint, overrides and --tokens-per-sample that wrote it"
         )
     wanted = template.tensors()
     if found.keys() != wanted.keys():

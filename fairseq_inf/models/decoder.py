@@ -54,7 +54,7 @@ class MemoryDecoder(FairseqDecoder):
         super().__init__(dictionary)
         self.embed_tokens = embed_tokens
         self.dim, self.stm_length = cfg.decoder_embed_dim, cfg.stm_length
-        self.ltm_enabled = getattr(cfg, "ltm_enabled", None) is not False
+        self.ltm_enabled = cfg.ltm_enabled is not False
         self.checkpoint_activations = cfg.checkpoint_activations
         self.dropout = nn.Dropout(cfg.dropout)
         self.layers = nn.ModuleList(

@@ -132,7 +132,7 @@ def open_cache(decoder, reading):
     for layer, recent in zip(decoder.layers, after.recent, strict=True):
         vectors = recent.gather(1, index[..., None].expand(-1, -1, recent.size(2)))
         memory = None if layer.memory is None else next(memories)
-        if isinstance(layer.memory, CompressiveMemory):
+        if isinstance(layer.memory, CompressiveMemory) and decoder.ltm_enabled:
             vectors = torch.cat([memory.slots, vectors], dim=1)
             if len(absent) == 1:
                 slots = torch.arange(layer.memory.length, device=x.device)

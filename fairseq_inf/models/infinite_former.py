@@ -23,9 +23,6 @@ class InfiniteFormerConfig(MemoryLMConfig):
         None, "layers with a long-term memory, 0,1,.. (default: all)"
     )
     ltm_threshold: int = setting(0, "forget everything after this many vectors; 0 for never")
-    ltm_enabled: Optional[bool] = setting(
-        None, "only for --model-overrides: {'ltm_enabled': False} switches the long-term memory off"
-    )
 
 
 @register_model("infinite_former_lm", dataclass=InfiniteFormerConfig)

@@ -43,6 +43,9 @@ class MemoryLMConfig(FairseqDataclass):
     tie_adaptive_proj: bool = setting(False, "tie the projections of the two as well")
     checkpoint_activations: bool = setting(False, "recompute layers in the backward pass")
     stm_length: int = setting(256, "short-term memory: vectors kept for the self-attention, S")
+    ltm_enabled: Optional[bool] = setting(
+        None, "only for --model-overrides: {'ltm_enabled': False} switches the long-term memory off"
+    )
     seed: int = II("common.seed")
 
 
@@ -71,10 +74,11 @@ class MemoryLM(FairseqLanguageModel):
             check_cutoff(cutoff, "--adaptive-softmax-cutoff", dictionary)
         embedding = build_embedding(cfg, dictionary)
         decoder = MemoryDecoder(cfg, dictionary, embedding, cls.build_memory(cfg), cutoff)
-        settings = {name: getattr(cfg, name) for name in ("stm_length", *cls.memory_settings)}
+        names = ("stm_length", "decoder_post_norm", "activation_fn", *cls.memory_settings)
+        settings = {flag(name): getattr(cfg, name) for name in names}
+        settings["ltm_enabled"] = decoder.ltm_enabled
         # a checkpoint holds plain values only
-        plain = {k: str(v) if isinstance(v, Enum) else v for k, v in settings.items()}
-        return cls(decoder, {flag(name): value for name, value in plain.items()})
+        return cls(decoder, {k: str(v) if isinstance(v, Enum) else v for k, v in settings.items()})
 
     @classmethod
     def build_memory(cls, cfg):

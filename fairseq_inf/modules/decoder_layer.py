@@ -60,7 +60,7 @@ class DecoderLayer(nn.Module):
 
         extra = {}
         if compressive:
-            if torch.is_grad_enabled():
+            if self.memory.compression == "conv" and torch.is_grad_enabled():
                 extra["reconstruction"] = self._reconstruction(query, old, new, segment)
         elif memory_state is not None:
             remembered, extra["density"], memory_state = self.memory(

@@ -14,7 +14,14 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
 
 from fairseq_inf.criterions import cross_entropy_with_kl  # noqa: F401  (registers it)
-from fairseq_inf.data import PromptDataset, SegmentBatches, StreamDataset, StreamIterator
+from fairseq_inf.data import (
+    PromptDataset,
+    SegmentBatches,
+    StreamDataset,
+    StreamIterator,
+    check_words,
+    without_end,
+)
 from fairseq_inf.models.generation import PromptModel
 
 from .recovery import allow_broadcast, is_whole, mend, resume_path, task_state
@@ -74,6 +81,7 @@ class LongSequenceLMTask(FairseqTask):
         self.model = None
         self._evaluating = False
         self._has_criterion = False
+        self._prompts_seen = 0
         self._gathered = (None, None)  # a state of the training, and all processes' rows of it
         self._update, self._before = None, {}  # of this update, the state before each segment
 
@@ -135,7 +143,8 @@ class LongSequenceLMTask(FairseqTask):
             # criterion is fairseq-generate
             if self._has_criterion or "epoch" in kwargs:
                 return self._segments(dataset, **kwargs)
-            dataset = PromptDataset(dataset.prompts(), self.dictionary)
+            prompts = dataset.prompts()
+            dataset = PromptDataset([*prompts.values()], self.dictionary.pad(), [*prompts])
         names = ("max_tokens", "max_sentences", "num_shards", "shard_id")
         return dataset.batches(**{name: kwargs[name] for name in names if name in kwargs})
 
@@ -283,12 +292,28 @@ class LongSequenceLMTask(FairseqTask):
     # generation
 
     def build_dataset_for_inference(self, src_tokens, src_lengths, **kwargs):
-        return PromptDataset(src_tokens, self.dictionary)
+        eos, unknown = self.dictionary.eos(), self.dictionary.unk()
+        texts = [without_end(text, {eos}) for text in src_tokens]
+        for number, text in enumerate(texts, self._prompts_seen):
+            count = int((text == unknown).sum())
+            check_words(len(text), count, f"prompt {number}", "is --bpe that of the data?")
+        self._prompts_seen += len(texts)
+        return PromptDataset(texts, self.dictionary.pad())
 
     def build_generator(self, models, args, *other, **kwargs):
         """fairseq's own generator; a prompt is read as it reads a source sentence."""
-        if getattr(args, "score_reference", False):
-            raise ValueError("--score-reference is for translations: use fairseq-eval-lm")
+        for name, instead in {
+            "score_reference": "use fairseq-eval-lm",
+            "prefix_size": "write the words at the end of the prompt",
+            "max_len_a": "a continuation has up to --max-len-b tokens, whatever its prompt",
+            "match_source_len": "a continuation has up to --max-len-b tokens",
+            "constraints": "they are for translations",
+            "print_alignment": "it is for translations",
+        }.items():
+            if getattr(args, name, None):
+                raise ValueError(f"--{name.replace('_', '-')} is not for prompts: {instead}")
+        if args.beam < 1:
+            raise ValueError(f"--beam must be at least 1, got {args.beam}")
         if not max(args.min_len, 1) <= args.max_len_b <= LONGEST:
             raise ValueError(
                 f"--max-len-b, the tokens to generate, must be from {max(args.min_len, 1)} "
