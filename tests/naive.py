@@ -90,7 +90,7 @@ def compressive_stream(memory, vectors, cuts):
 
 def decoder(model, tokens, segment):
     """Transformer-XL or compressive transformer on one row, segment by segment, with the whole
-    past of every layer kept in lists.  -> logits: T x V"""
+    past of every layer kept in lists, as a constant for the gradient.  -> logits: T x V"""
     past = [[] for _ in model.layers]  # what each layer makes its keys from, one entry a token
     outs, stm = [], model.stm_length
     for begin in range(0, len(tokens), segment):
@@ -102,13 +102,13 @@ def decoder(model, tokens, segment):
             context = [recent, source]
             if layer.memory is not None:
                 left = old[: max(0, len(old) - stm)]
-                context.insert(0, compressive_stream(layer.memory, left, [len(left)])[0])
+                context.insert(0, compressive_stream(layer.memory, left, [len(left)])[0].detach())
             found = relative_attention(layer.attention, source, torch.cat(context))
             x = x + found if layer.normalize_before else layer.attention_norm(x + found)
             y = layer.ffn_norm(x) if layer.normalize_before else x
             y = layer.outer(layer.activation(layer.inner(y)))
             x = x + y if layer.normalize_before else layer.ffn_norm(x + y)
-            kept.extend(source)
+            kept.extend(source.detach())
         outs.append(model.output_projection(model.norm(x)))
     return torch.cat(outs)
 
