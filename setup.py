@@ -2,7 +2,7 @@ from setuptools import find_packages, setup
 
 setup(
     name="fairseq_inf",
-    version="0.1.0",
+    version="0.2.0",
     description="The ∞-former, a transformer with an unbounded memory, as a fairseq plugin",
     license="MIT",
     python_requires=">=3.10",
@@ -20,5 +20,5 @@ setup(
         "matplotlib",
     ],
     entry_points={"console_scripts": ["fairseq-inf-read = fairseq_inf.read:main"]},
-    extras_require={"test": ["pytest", "ruff"]},
+    extras_require={"test": ["pytest", "pytest-xdist", "ruff"]},
 )

@@ -17,10 +17,10 @@ setup() {
     if python - <<'PY'
 import importlib.metadata as m, sys
 names = ["torch", "numpy", "fairseq" if sys.version_info < (3, 11) else "fairseq-fixed", "safetensors",
-         "sentencepiece", "sacrebleu", "tensorboardX", "tqdm", "matplotlib", "pytest", "ruff"]
+         "sentencepiece", "sacrebleu", "tensorboardX", "tqdm", "matplotlib", "pytest", "pytest-xdist", "ruff"]
 try:
     [m.version(name) for name in names]
-    sys.exit(m.version("fairseq_inf") != "0.1.0")
+    sys.exit(m.version("fairseq_inf") != "0.2.0")
 except m.PackageNotFoundError:
     sys.exit(1)
 PY

@@ -7,4 +7,4 @@ source scripts/setup.sh
 ruff check .
 ruff format --check .
 [ -n "${FAIRSEQ_INF_DATA:-}" ] || echo "FAIRSEQ_INF_DATA is not set: tests on real data are skipped"
-python -m pytest "$@"
+python -m pytest -n 2 --dist loadfile "$@"

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import sentencepiece
 import torch
-from conftest import BASELINES, TASK, evaluate, fairseq, result, tool, train
+from conftest import BASELINES, TASK, evaluate, fairseq, load, result, tool, train
 from test_decoder import MODELS, make_model, text
 
 from fairseq_inf.data.encoding import GPT2, SentencePiece
@@ -297,13 +297,17 @@ def test_a_memory_file_answers_as_the_memory_itself(data_bin, checkpoints, tmp_p
 
 
 def test_reading_by_the_command_equals_reading_in_the_process(
-    data_bin, checkpoints, hub, tmp_path, real_data
+    data_bin, checkpoints, tmp_path, real_data
 ):
     """A book of a megabyte.  The command reads the file in parts."""
+    saved = load(checkpoints["infinite_former_lm"][0])
+    saved["cfg"]["task"]["tokens_per_sample"] = 200  # in fewer steps
+    path = tmp_path / "checkpoint.pt"
+    torch.save(saved, path)
+    hub = InfiniteFormerLM.from_pretrained(str(tmp_path), path.name, str(data_bin))
     book = max((real_data / "pg19" / "test").glob("*.txt"), key=lambda p: p.stat().st_size)
     whole = book.read_text()[:1_000_000]
     (tmp_path / "book.txt").write_text(whole)
-    path = checkpoints["infinite_former_lm"][0]
     command = [tool("inf-read"), tmp_path / "book.txt", "--path", path, "--data", data_bin,
                "--output", tmp_path / "m.safetensors", "--cpu"]  # fmt: skip
     done = subprocess.run(command, text=True, capture_output=True)
