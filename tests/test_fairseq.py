@@ -161,11 +161,11 @@ def test_wikitext_103_has_its_official_number_of_tokens(real_data, wikitext, row
     assert result(printed)[0] == 245_569
 
 
-def prepare_wikitext(*args, **env):
+def prepare_wikitext(*args, cwd=ROOT, **env):
     path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
     return subprocess.run(
-        ["bash", "examples/wikitext103/prepare.sh", *map(str, args)],
-        cwd=ROOT, text=True, capture_output=True, env={**os.environ, "PATH": path, **env},
+        ["bash", ROOT / "examples/wikitext103/prepare.sh", *map(str, args)],
+        cwd=cwd, text=True, capture_output=True, env={**os.environ, "PATH": path, **env},
     )  # fmt: skip
 
 
@@ -180,8 +180,9 @@ def test_wikitext_is_prepared_or_a_sentence_says_why_not(tmp_path):
     words = (tmp_path / "bin" / "dict.txt").read_text().split()[::2]
     assert set(words[:2]) == {"a", "b"} and "c" not in words
     assert "exists already" in prepare_wikitext(tmp_path, tmp_path / "bin").stderr
-    done = prepare_wikitext("", tmp_path / "other", WIKITEXT_URL="file:///none")
+    done = prepare_wikitext("", "other", WIKITEXT_URL="file:///none", cwd=tmp_path)
     assert "cannot be downloaded" in done.stderr.strip().splitlines()[-1]
+    assert not (tmp_path / "data").exists() and not (tmp_path / "other").exists()
 
 
 @pytest.fixture(scope="module")

@@ -34,10 +34,13 @@ output=${output%/}
 [[ -e $output ]] && fail "$output exists already: remove it or choose another DATA_BIN."
 if [[ ! ${1:-} && ! -e $folder/wiki.train.tokens ]]; then
     url=${WIKITEXT_URL:-https://wikitext.smerity.com/wikitext-103-v1.zip}
+    again="run this again, or give a folder with it, prepare.sh WIKITEXT_DIR."
+    curl -fsL --connect-timeout 20 --head "$url" >/dev/null ||
+        fail "WikiText-103 cannot be downloaded from $url (no network?): $again"
     mkdir -p "$folder"
     echo "downloading $url ..."
-    curl -fL --retry 5 --connect-timeout 20 -C - -o "$folder/wikitext.zip" "$url" ||
-        fail "WikiText-103 cannot be downloaded from $url (no network?): give a folder with it, prepare.sh WIKITEXT_DIR."
+    curl -fL --retry 5 -C - -o "$folder/wikitext.zip" "$url" ||
+        fail "The download from $url was broken off: $again"
     python - "$folder" <<'PYTHON' || fail "$folder/wikitext.zip is damaged: remove it and run this again."
 import pathlib, sys, zipfile
 folder = pathlib.Path(sys.argv[1])
