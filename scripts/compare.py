@@ -117,10 +117,9 @@ def task_settings(checkpoint):
     return {**{n: str(cfg["task"][n]) for n in names}, "model": cfg["model"]["_name"]}
 
 
-def spread(values):
-    if len(values) == 1:
-        return f"{values[0]:.2f}"
-    return f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+def spread(values, sign=""):
+    mean = f"{statistics.mean(values):{sign}.2f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
 
 
 def table(results, configs):
@@ -155,7 +154,7 @@ def paired(results, configs):
         seeds = [s for n, s in sorted(ppl) if n == name and (base, s) in ppl]
         if seeds:
             gains = [100 * (ppl[name, s] / ppl[base, s] - 1) for s in seeds]
-            yield f"{name} against {base}: {spread(gains)} % perplexity, seed by seed"
+            yield f"{name} against {base}: perplexity {spread(gains, '+')} %, seed by seed"
 
 
 def main():
