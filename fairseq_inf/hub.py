@@ -64,7 +64,7 @@ class MemoryHub(nn.Module):
             for part, bytes_read in parts:
                 tokens = self.tokens_of(part)
                 total += len(tokens)
-                unknown += int((tokens == self.dictionary.unk()).sum())
+                unknown += self._unknown(tokens)
                 before = bar.n
                 each = bytes_read / max(len(tokens), 1)
                 reading = self._read(reading, tokens, report=lambda n, e=each: bar.update(n * e))
@@ -81,7 +81,7 @@ class MemoryHub(nn.Module):
         """-> {"tokens", "positional_scores": natural logarithm of each one's probability after
         the memory and those before it, "score": their mean}"""
         tokens = self.tokens_of(text)
-        self._check(len(tokens), int((tokens == self.dictionary.unk()).sum()), "the text")
+        self._check(len(tokens), self._unknown(tokens), "the text")
         _, scores = self._read(self._reading(memory), tokens, score=True)
         return {"tokens": tokens, "positional_scores": scores[0], "score": scores[0].mean()}
 
@@ -98,8 +98,7 @@ class MemoryHub(nn.Module):
         texts = [self.tokens_of(p) for p in prompts]
         for number, text in enumerate(texts):
             if len(text) or memory is None:
-                unknown = int((text == self.dictionary.unk()).sum())
-                self._check(len(text), unknown, f"prompt {number}")
+                self._check(len(text), self._unknown(text), f"prompt {number}")
         lengths = torch.tensor([len(text) for text in texts], device=self.device)
         tokens = torch.full((len(texts), int(lengths.max())), self.dictionary.pad())
         for row, text in enumerate(texts):
@@ -185,6 +184,9 @@ class MemoryHub(nn.Module):
         part = "".join(rest)
         if part:
             yield part, len(part.encode())
+
+    def _unknown(self, tokens):
+        return int((tokens == self.dictionary.unk()).sum())
 
     def _check(self, total, unknown, name):
         check_words(total, unknown, name, "use the data that the model was trained on")

@@ -21,9 +21,11 @@ def main():
         parser.error(f"--output {args.output}: {folder} does not exist")
     if os.path.isdir(args.output) or not os.access(folder, os.W_OK):
         parser.error(f"--output {args.output} cannot be written: name a file in a folder of yours")
-    text = sys.stdin if args.text == "-" else Path(args.text)
-    sys.stdin.reconfigure(encoding="utf-8", errors="strict")
-    if args.text != "-" and not text.is_file():
+    text = Path(args.text)
+    if args.text == "-":
+        text = sys.stdin
+        text.reconfigure(encoding="utf-8", errors="strict")
+    elif not text.is_file():
         parser.error(f"{args.text} does not exist or is not a file")
 
     import torch

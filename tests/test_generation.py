@@ -321,6 +321,20 @@ def test_reading_by_the_command_equals_reading_in_the_process(
     assert "%|" in done.stderr  # the progress bar
 
 
+def test_the_command_goes_on_from_a_memory_with_what_comes_in(data_bin, checkpoints, hub, tmp_path):
+    first, second = "word1 word2 word3 " * 9, "word4 word5 " * 9
+    hub.read(first).save(tmp_path / "first")
+    path = checkpoints["infinite_former_lm"][0]
+    command = [tool("inf-read"), "-", "--path", path, "--data", data_bin, "--memory",
+               tmp_path / "first", "--output", tmp_path / "both", "--cpu"]  # fmt: skip
+    done = subprocess.run(command, text=True, capture_output=True, input=second)
+    assert done.returncode == 0, done.stderr
+    both, whole = hub.load_memory(tmp_path / "both"), hub.read(first + second)
+    assert both.tokens == whole.tokens
+    asked, expected = (hub.score("word1 word2", m)["positional_scores"] for m in (both, whole))
+    assert torch.allclose(asked, expected, atol=1e-5)
+
+
 def test_bad_memory_files_and_texts(data_bin, checkpoints, hub, tmp_path):
     memory = hub.read("word1 word2")
     path = tmp_path / "m.safetensors"

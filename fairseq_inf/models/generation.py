@@ -154,18 +154,14 @@ class Continuation:
     def __init__(self, decoder, reading):
         self.decoder = decoder
         self.output, self.cache = open_cache(decoder, reading)
-        self.tables = None
+        distances = decoder.distances(self.cache.keys[0].size(2) - 1, 0)
+        self.tables = [layer.attention.table(distances) for layer in decoder.layers]
         self._look()
 
     def _look(self):
         """What the steps up to the next border have in common."""
-        reading = self.cache.reading
-        self.counts = reading.count.tolist()
+        self.counts = self.cache.reading.count.tolist()
         self.hides = bool((self.cache.hidden != 0).any())
-        if self.tables is None:
-            size = self.cache.keys[0].size(2)
-            distances = self.decoder.distances(size - 1, 0)
-            self.tables = [layer.attention.table(distances) for layer in self.decoder.layers]
 
     def reorder(self, order):
         """Row i becomes what row order[i] was."""
