@@ -253,6 +253,24 @@ def test_a_stream_in_two_calls_equals_one_run(name):
     assert_same(end, final, atol=0)
 
 
+EVEN = ("infinite_former", {"ltm_sticky": False})
+
+
+@pytest.mark.parametrize("name,own", [*((name, {}) for name in MODELS), EVEN])
+def test_reading_without_output_leaves_the_same_state(name, own):
+    decoder = make_model(name, **own).decoder
+    tokens, lengths = text(3, 35), torch.tensor([5, 2, 4])
+    with torch.no_grad():
+        _, wanted = stream(decoder, tokens, 5)
+        _, wanted, _ = decoder(tokens[:, :5], wanted, lengths)
+        state = decoder.initial_state(3)
+        for part in tokens.split(5, dim=1):
+            out, state, _ = decoder(part, state, project=False)
+            assert out is None
+        _, state, _ = decoder(tokens[:, :5], state, lengths, project=False)
+    assert_same(wanted, state, atol=0)
+
+
 def test_the_memory_reaches_beyond_the_short_term_memory():
     """A token far back changes the output with a long-term memory, and only with it."""
     tokens = text(1, 60)

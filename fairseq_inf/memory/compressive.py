@@ -52,6 +52,8 @@ class CompressiveMemory(nn.Module):
                 self.convolution.weight.mul_(0.1).add_(torch.eye(dim)[..., None] / rate)
                 self.convolution.bias.zero_()
 
+    needs_queries = False
+
     def initial_state(self, rows, device=None, dtype=torch.float):
         def zeros(*shape, dtype=dtype):
             return torch.zeros(rows, *shape, dtype=dtype, device=device)

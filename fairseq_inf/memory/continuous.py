@@ -141,6 +141,11 @@ class ContinuousMemory(nn.Module):
         for linear in (self.key, self.value, self.output):
             nn.init.xavier_uniform_(linear.weight)
 
+    @property
+    def needs_queries(self):
+        """Whether a write depends on what the segment before it has looked at."""
+        return self.sticky
+
     def initial_state(self, rows, device=None, dtype=None):
         exact = _exact(dtype or self.key.weight.dtype)
         return ContinuousState(
@@ -157,13 +162,17 @@ class ContinuousMemory(nn.Module):
         return plan_write(counts, state.tokens, self.threshold)
 
     def forward(self, query, vectors, state, plan=None, mask=None, key=None):
-        """query: B x H x T x d.  vectors: B x W x e, of which a row takes the last as its plan says
-        (all without a plan).  mask: B x T, true for real tokens.  key: B, for sticky sampling.
+        """query: B x H x T x d, or None to write only.  vectors: B x W x e, of which a row takes
+        the last as its plan says (all without a plan).  mask: B x T, true for real tokens.
+        key: B, for sticky sampling.
         -> B x T x e, GaussianDensity of B x H x T, ContinuousState"""
         if plan is None:
             plan = self.plan([vectors.size(1)] * vectors.size(0), state)
         with torch.autocast(vectors.device.type, enabled=False):
             coefficients, longest = self._write(vectors.detach(), state, plan, key)
+        if query is None:
+            state = ContinuousState(coefficients, longest, state.histogram, plan.tokens)
+            return None, None, state
         output, density = self.read(query, *self.probes_and_values(coefficients, query.dtype))
         histogram = self._histogram(density, mask, state) if self.sticky else state.histogram
         return output, density, ContinuousState(coefficients, longest, histogram, plan.tokens)

@@ -116,13 +116,14 @@ class MemoryDecoder(FairseqDecoder):
         x = self.embed(tokens)
         recents, memories, extras = [], [], []
         old = iter(state.memories)
-        for layer, recent in zip(self.layers, state.recent, strict=True):
+        for number, (layer, recent) in enumerate(zip(self.layers, state.recent, strict=True)):
+            output = project or number + 1 < len(self.layers)
             kept = None if layer.memory is None else next(old)
             used = kept if self.ltm_enabled else None
             if self.checkpoint_activations and self.training:
-                out = checkpoint(layer, x, recent, used, plan, use_reentrant=False)
+                out = checkpoint(layer, x, recent, used, plan, output, use_reentrant=False)
             else:
-                out = layer(x, recent, used, plan)
+                out = layer(x, recent, used, plan, output)
             x, recent, used, extra = out
             recents.append(recent)
             if kept is not None:

@@ -45,8 +45,9 @@ class DecoderLayer(nn.Module):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
 
-    def forward(self, x, recent, memory_state, segment):
+    def forward(self, x, recent, memory_state, segment, output=True):
         """x: B x T x e.  recent: B x W x e.  segment: SegmentPlan, the same for every layer.
+        output: False if only the states are wanted, and then x is None.
         -> x, recent, memory state, what is to be logged or learned of the memory, by name"""
         source = self.source(x)
         left, short_term = split_recent(recent, segment.stm_length)
@@ -56,20 +57,24 @@ class DecoderLayer(nn.Module):
         if compressive:
             slots, memory_state, old, new = self.memory(left, memory_state, segment.write)
             keys = torch.cat([slots, context], dim=1)
-        found, query = self.attention(source, keys, segment.distances, segment.hidden)
+        found = query = None
+        if output or (memory_state is not None and self.memory.needs_queries):
+            found, query = self.attention(source, keys, segment.distances, segment.hidden)
 
         extra = {}
         if compressive:
-            if self.memory.compression == "conv" and torch.is_grad_enabled():
+            if output and self.memory.compression == "conv" and torch.is_grad_enabled():
                 extra["reconstruction"] = self._reconstruction(query, old, new, segment)
         elif memory_state is not None:
-            remembered, extra["density"], memory_state = self.memory(
+            remembered, density, memory_state = self.memory(
                 query, left, memory_state, segment.write, segment.mask, segment.key
             )
-            extra["share"] = _share(remembered.detach(), found.detach(), segment.mask)
-            found = found + remembered
+            if output:
+                extra["density"] = density
+                extra["share"] = _share(remembered.detach(), found.detach(), segment.mask)
+                found = found + remembered
 
-        x = self.finish(x, found)
+        x = self.finish(x, found) if output else None
         if segment.stm_visible == segment.stm_length and segment.lengths is None:
             recent = context.detach()
         else:
