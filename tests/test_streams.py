@@ -34,8 +34,10 @@ def flat(dataset):
 
 def play(dataset, rows, length, world=1, seed=None):
     """What each row reads: a list of (starts, inputs, targets) a segment."""
+    spans = dataset.spans(rows * world, length, seed)
     shards = [
-        SegmentBatches(dataset, rows, length, world, r, shuffle_seed=seed) for r in range(world)
+        SegmentBatches(dataset, spans, length, slice(rows * r, rows * r + rows))
+        for r in range(world)
     ]
     assert len({len(shard) for shard in shards}) == 1
     told = [[] for _ in range(rows * world)]
@@ -133,15 +135,15 @@ def test_two_processes_read_the_rows_that_one_reads():
 
 
 def test_more_rows_than_tokens_is_refused():
-    with pytest.raises(ValueError, match="--batch-size 6 on 2 processes"):
-        SegmentBatches(make_dataset([5, 6], "corpus"), 6, 4, num_shards=2)
+    with pytest.raises(ValueError, match="--batch-size on all processes wants 12 streams"):
+        make_dataset([5, 6], "corpus").spans(12, 4)
 
 
 def test_words_outside_the_dictionary_are_refused():
     dataset = make_dataset([5, 6], "corpus")
     dataset.lines.lines[1][0] = 2000
     with pytest.raises(ValueError, match="train has words that are not among the 1004"):
-        SegmentBatches(dataset, 1, 20)[0]
+        SegmentBatches(dataset, dataset.spans(1, 20), 20, slice(0, 1))[0]
 
 
 def test_an_empty_split_is_refused():

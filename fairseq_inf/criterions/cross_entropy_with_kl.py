@@ -19,6 +19,9 @@ class CrossEntropyWithKLConfig(FairseqDataclass):
     reconstruction_weight: float = field(
         default=1.0, metadata={"help": "weight of the loss that a compressive memory learns from"}
     )
+    report_accuracy: bool = field(
+        default=False, metadata={"help": "log the share of targets that are the likeliest word"}
+    )
 
 
 @register_criterion("cross_entropy_with_kl", dataclass=CrossEntropyWithKLConfig)
@@ -30,7 +33,7 @@ class CrossEntropyWithKL(FairseqCriterion):
     under "reconstruction": a compressive memory's in training, and nothing otherwise.
     """
 
-    def __init__(self, task, kl_weight, kl_sigma, reconstruction_weight=1.0):
+    def __init__(self, task, kl_weight, kl_sigma, reconstruction_weight=1.0, report_accuracy=False):
         super().__init__(task)
         if not 0 <= kl_weight < math.inf:
             raise ValueError(f"--kl-weight must be a number from 0 on, got {kl_weight}")
@@ -42,6 +45,7 @@ class CrossEntropyWithKL(FairseqCriterion):
             )
         self.kl_weight, self.kl_sigma = kl_weight, kl_sigma
         self.reconstruction_weight = reconstruction_weight
+        self.report_accuracy = report_accuracy
 
     def forward(self, model, sample, reduce=True):
         net_output = model(**sample["net_input"])
@@ -74,6 +78,9 @@ class CrossEntropyWithKL(FairseqCriterion):
             "nsentences": sample["nsentences"],
             "sample_size": ntokens,
         }
+        if self.report_accuracy:
+            logging_output["correct"] = self.correct(model, net_output, sample["target"])
+            logging_output["accuracy_of"] = ntokens
         return loss, ntokens, logging_output
 
     def nll(self, model, net_output, target):
@@ -94,6 +101,16 @@ class CrossEntropyWithKL(FairseqCriterion):
             if band_target is not None:
                 nll = nll + F.cross_entropy(logits.float(), band_target, reduction="sum")
         return nll
+
+    @torch.no_grad()
+    def correct(self, model, net_output, target):
+        """How many targets are the word that the model finds likeliest."""
+        real = target != self.padding_idx
+        x, target = net_output[0][real], target[real]
+        softmax = getattr(model.decoder, "adaptive_softmax", None)
+        if softmax is not None:
+            x = softmax.get_log_prob(x[None], None)[0]
+        return (x.argmax(dim=-1) == target).sum()
 
     def kl(self, extra, like):
         """-> KL summed over layers, heads and tokens; how many densities that were; sum of sigma"""
@@ -117,6 +134,9 @@ class CrossEntropyWithKL(FairseqCriterion):
         for name in ("loss", "nll_loss"):
             metrics.log_scalar(name, total(name) / ntokens / math.log(2), ntokens, round=3)
         metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["nll_loss"].avg))
+        if total("accuracy_of"):
+            accuracy = 100 * total("correct") / total("accuracy_of")
+            metrics.log_scalar("accuracy", accuracy, total("accuracy_of"), round=2)
         if total("ltm_tokens"):
             metrics.log_scalar("kl", total("kl") / ntokens, ntokens, round=3)
             metrics.log_scalar("ltm_share", total("ltm_share") / ntokens, ntokens, round=3)

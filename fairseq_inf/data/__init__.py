@@ -1,11 +1,12 @@
 from .encoding import load_encoding
 from .iterator import StreamIterator
 from .prompts import PromptDataset, check_words, without_end
-from .streams import SegmentBatches, StreamDataset
+from .streams import SegmentBatches, SequenceBatches, StreamDataset
 
 __all__ = [
     "PromptDataset",
     "SegmentBatches",
+    "SequenceBatches",
     "StreamDataset",
     "StreamIterator",
     "check_words",

@@ -67,6 +67,11 @@ class StreamDataset(FairseqDataset):
         corpus, or in a random one with a seed.
         """
         if self.layout == "corpus":
+            if rows > self.num_tokens_total:
+                raise ValueError(
+                    f"--batch-size on all processes wants {rows} streams, split {self.name} has "
+                    f"only {self.num_tokens_total} tokens: make it smaller"
+                )
             borders = [self.num_tokens_total * r // rows for r in range(rows + 1)]
             return [[(borders[r], borders[r + 1])] for r in range(rows)]
         begins, ends = self.documents[:-1], self.documents[1:]
@@ -121,29 +126,26 @@ class SegmentBatches(torch.utils.data.Dataset):
     from eos.  A document begins with a segment of its own.  Rows with nothing left are padding.
     """
 
-    def __init__(self, dataset, rows, length, num_shards=1, shard=0, shuffle_seed=None):
-        if dataset.layout == "corpus" and rows * num_shards > dataset.num_tokens_total:
-            raise ValueError(
-                f"--batch-size {rows} on {num_shards} processes wants {rows * num_shards} streams, "
-                f"split {dataset.name} has only {dataset.num_tokens_total} tokens: "
-                "make it smaller"
-            )
+    def __init__(self, dataset, spans, length, own):
+        """spans: for each row of all processes the (begin, end) of what it reads, in order.
+        own: which of the rows are this process's, a slice."""
         self.dataset = dataset
-        tables = [
-            _segments(spans, length)
-            for spans in dataset.spans(rows * num_shards, length, shuffle_seed)
-        ]
+        tables = [_segments(row, length) for row in spans]
         self.num_segments = max(len(begin) for begin, _, _ in tables)
         # the width of a batch, the same in every process
         self.widths = np.zeros(self.num_segments, dtype=np.int64)
         for begin, end, _ in tables:
             np.maximum(self.widths[: len(begin)], end - begin, out=self.widths[: len(begin)])
-        self.first_row = rows * shard
-        self.tables = tables[self.first_row : self.first_row + rows]
+        self.first_row = own.start
+        self.tables = tables[own]
         self.eos, self.pad = dataset.dictionary.eos(), dataset.dictionary.pad()
 
     def __len__(self):
         return self.num_segments
+
+    @property
+    def num_rows(self):
+        return len(self.tables)
 
     def __getitem__(self, index):
         rows, width = len(self.tables), int(self.widths[index])
@@ -176,6 +178,62 @@ class SegmentBatches(torch.utils.data.Dataset):
             "ntokens": int(lengths.sum()),
             "net_input": {"src_tokens": tokens, "src_lengths": lengths, "starts": starts},
             "target": target,
+        }
+
+
+class SequenceBatches(torch.utils.data.Dataset):
+    """Item i is a batch of whole documents, one a row, as the list of their segments.
+
+    Only what follows the separator of a document is a target, but for the eos at the end.
+    """
+
+    def __init__(self, dataset, rows, length, own, separator, shuffle_seed=None):
+        """rows: of all processes.  own: which of them are this one's, a slice."""
+        self.dataset, self.length, self.separator = dataset, length, separator
+        self.rows, self.own = rows, own
+        self.order = np.arange(len(dataset))
+        if shuffle_seed is not None:
+            np.random.RandomState(shuffle_seed % 2**32).shuffle(self.order)
+        # the segment that each document's first target is in
+        self.first = np.array([self._separator(d) + 1 for d in range(len(dataset))]) // length
+
+    def _separator(self, document):
+        """Where in a document the separator is."""
+        found = np.flatnonzero(self.dataset[document].numpy() == self.separator)
+        if len(found) != 1:
+            word = self.dataset.dictionary[self.separator]
+            raise ValueError(
+                f"line {document + 1} of {self.dataset.name} has {len(found)} times {word}: it "
+                "must stand once, between a sequence and what to make of it"
+            )
+        return int(found[0])
+
+    def __len__(self):
+        return -(-len(self.order) // self.rows)
+
+    def __getitem__(self, index):
+        chosen = self.order[index * self.rows : (index + 1) * self.rows]
+        spans = [[tuple(self.dataset.documents[d : d + 2].tolist())] for d in chosen]
+        spans += [[]] * (self.rows - len(spans))
+        batches = SegmentBatches(self.dataset, spans, self.length, self.own)
+        segments = []
+        answers = torch.zeros(batches.num_rows, 1, dtype=torch.bool)
+        for i in range(len(batches)):
+            batch = batches[i]
+            target = batch["target"]
+            passed = (target == self.separator).cumsum(dim=1) > 0
+            real = (answers | passed) & (target != self.separator)
+            real &= (target != batches.eos) & (target != batches.pad)
+            answers |= passed.any(dim=1, keepdim=True)
+            batch["target"] = target.masked_fill(~real, batches.pad)
+            batch["ntokens"] = int(real.sum())
+            batch["segment"] = (index, i)
+            segments.append(batch)
+        return {
+            "segments": segments,
+            "first": int(self.first[chosen].min()),  # the first with a target, in any process
+            "nsentences": sum(bool(row) for row in spans[self.own]),
+            "ntokens": sum(batch["ntokens"] for batch in segments),
         }
 
 

@@ -177,14 +177,9 @@ class LongSequenceLMTask(FairseqTask):
                 "some rows stay empty, a smaller --batch-size does the same work in less time"
             )
         training = dataset is self.datasets.get(self.cfg.train_subset)
-        batches = SegmentBatches(
-            dataset,
-            rows,
-            length,
-            num_shards,
-            shard_id,
-            shuffle_seed=seed + epoch if training and shuffle else None,
-        )
+        shuffle_seed = seed + epoch if training and shuffle else None
+        own = slice(rows * shard_id, rows * (shard_id + 1))
+        batches = self.build_batches(dataset, rows * num_shards, own, shuffle_seed)
         layout = {
             "--tokens-per-sample": length,
             "--batch-size": rows,
@@ -200,11 +195,16 @@ class LongSequenceLMTask(FairseqTask):
             batches,
             self,
             {**layout, **self.model.memory_flags},
-            slice(rows * shard_id, rows * (shard_id + 1)),
+            own,
             epoch,
             num_workers=num_workers,
             buffer_size=data_buffer_size,
         )
+
+    def build_batches(self, dataset, rows, own, shuffle_seed):
+        """rows: of all processes.  own: which of them are this one's, a slice."""
+        length = self.cfg.tokens_per_sample
+        return SegmentBatches(dataset, dataset.spans(rows, length, shuffle_seed), length, own)
 
     def eval_lm_dataloader(self, dataset, batch_size=None, context_window=0, **kwargs):
         """Without --batch-size the split is one stream, not as many as fit --max-tokens."""

@@ -1,0 +1,140 @@
+"""The sorting task: list the tokens of a sequence by falling frequency, which drifts.
+
+    python -m fairseq_inf.data.sorting data-bin/sorting-4000 --length 4000
+
+Each sequence has two distributions of its own over the V tokens, p0 and p1, integers from 1 to 9
+that are normalised.  Token i of T is drawn from alpha p0 + (1 - alpha) p1 with alpha = i / (T - 1)
+for i = 0 .. T-1, so that the end of a sequence says little about its beginning.  A line is the
+sequence, the separator, and the V tokens: the most frequent first, of equally frequent ones the one
+that came first, at last those that did not occur, in numeric order.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary, indexed_dataset
+from tqdm import tqdm
+
+SEPARATOR = "<sep>"
+
+
+def draw(rng, vocabulary, length):
+    """-> the tokens of one sequence, integers below `vocabulary`: T"""
+    p0, p1 = rng.integers(1, 10, size=(2, vocabulary))
+    alpha = np.arange(length) / max(length - 1, 1)
+    late = rng.random(length) < alpha
+    place = rng.random(length)
+    # a token as often in the table as its integer says, so that a place in it is a draw
+    tables = [np.repeat(np.arange(vocabulary), p) for p in (p1, p0)]
+    drawn = [table[(place * len(table)).astype(np.int64)] for table in tables]
+    return np.where(late, drawn[1], drawn[0])
+
+
+def sort(tokens, vocabulary, tie=None):
+    """-> the V tokens by falling frequency, ties by first appearance, absent ones at last.
+
+    tie: V numbers that decide between equally frequent tokens instead, the smallest first."""
+    counts = np.bincount(tokens, minlength=vocabulary)
+    if tie is None:
+        tie = np.arange(len(tokens), len(tokens) + vocabulary)  # absent: in numeric order
+        np.minimum.at(tie, tokens, np.arange(len(tokens)))
+    return np.lexsort((tie, -counts))
+
+
+def oracle_accuracy(sequences, vocabulary, window=None, rng=None):
+    """Share of the target tokens that a counter gets right, which is told the right ones before.
+
+    It counts all tokens, or the last `window` of them; between tokens that it has counted equally
+    often it guesses.  With window = 0 that is chance: a guess among those not named yet.
+    """
+    rng = rng or np.random.default_rng(0)
+    right = total = 0
+    for tokens in sequences:
+        target = sort(tokens, vocabulary)
+        seen = tokens[max(len(tokens) - window, 0) :] if window is not None else tokens
+        counts = np.bincount(seen, minlength=vocabulary) + rng.random(vocabulary) / 2
+        remaining = counts[target]
+        # told what came before, it names the most frequent of the rest
+        best = np.maximum.accumulate(remaining[::-1])[::-1]
+        right += int((remaining == best).sum())
+        total += vocabulary
+    return right / total
+
+
+def kendall_tau(order, found):
+    """Pairs of `order` that stand in the same order in `found`, less those in the other one, by
+    all pairs.  A token's place in `found` is its first; those that are missing share the last."""
+    place = {token: i for i, token in reversed(list(enumerate(found)))}
+    ranks = np.array([place.get(token, len(found)) for token in order])
+    agree = np.sign(ranks[None, :] - ranks[:, None])[np.triu_indices(len(order), 1)]
+    return float(agree.mean()) if len(agree) else 1.0
+
+
+def dictionary(vocabulary):
+    words = Dictionary()
+    for token in range(vocabulary):
+        words.add_symbol(str(token))
+    words.add_symbol(SEPARATOR)
+    return words
+
+
+def binarize(folder, split, sequences, vocabulary, words):
+    """Write one split as fairseq-preprocess would write its lines."""
+    prefix = os.path.join(folder, split)
+    index = np.array([words.index(str(token)) for token in range(vocabulary)])
+    separator, eos = words.index(SEPARATOR), words.eos()
+    builder = indexed_dataset.make_builder(f"{prefix}.bin", "mmap", len(words))
+    for tokens in sequences:
+        line = np.concatenate([index[tokens], [separator], index[sort(tokens, vocabulary)], [eos]])
+        builder.add_item(torch.from_numpy(line))
+    builder.finalize(f"{prefix}.idx")
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Make the data of the sorting task.")
+    parser.add_argument("folder", help="folder to make, with dict.txt, train, valid and test")
+    parser.add_argument("--length", type=int, default=4000, help="tokens to sort, T")
+    parser.add_argument("--vocabulary", type=int, default=20, help="different tokens, V")
+    parser.add_argument(
+        "--sizes", type=int, nargs=3, default=[8000, 800, 800], help="sequences of each split"
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    for flag, value, least in (
+        ("--length", args.length, 1),
+        ("--vocabulary", args.vocabulary, 2),
+        ("--sizes", min(args.sizes), 1),
+        ("--seed", args.seed, 0),
+    ):
+        if value < least:
+            parser.error(f"{flag} must be at least {least}, got {value}")
+    if os.path.exists(args.folder):
+        parser.error(f"{args.folder} is there already: remove it, or name another folder")
+    partial = args.folder.rstrip("/") + ".partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        os.makedirs(partial)
+        words = dictionary(args.vocabulary)
+        words.save(os.path.join(partial, "dict.txt"))
+        for number, (split, size) in enumerate(
+            zip(("train", "valid", "test"), args.sizes, strict=True)
+        ):
+            rng = np.random.default_rng([args.seed, number, args.length, args.vocabulary])
+            sequences = (
+                draw(rng, args.vocabulary, args.length)
+                for _ in tqdm(range(size), desc=split, unit=" sequences", mininterval=1)
+            )
+            binarize(partial, split, sequences, args.vocabulary, words)
+        os.rename(partial, args.folder)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        sys.exit(f"cannot write {args.folder}: {error.strerror}")
+    print(f"wrote {sum(args.sizes):,} sequences of {args.length:,} tokens to {args.folder}")
+
+
+if __name__ == "__main__":
+    main()

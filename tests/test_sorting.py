@@ -1,0 +1,394 @@
+import collections
+import itertools
+import math
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import MODEL, ROOT, fairseq, load
+from fairseq import options, tasks
+from fairseq.data import Dictionary, data_utils, indexed_dataset
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+import fairseq_inf.models
+import fairseq_inf.tasks.sorting  # noqa: F401  (registers it)
+from fairseq_inf.data import SequenceBatches, StreamDataset
+from fairseq_inf.data.sorting import (
+    SEPARATOR,
+    dictionary,
+    draw,
+    kendall_tau,
+    oracle_accuracy,
+    sort,
+)
+
+V, T, L = 5, 30, 8
+
+
+def prepare(folder, *args, ok=True):
+    command = [sys.executable, "-m", "fairseq_inf.data.sorting", folder, *args]
+    done = subprocess.run([*map(str, command)], cwd=ROOT, text=True, capture_output=True)
+    assert (done.returncode == 0) == ok, done.stderr
+    return done.stdout if ok else done.stderr
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sorting") / "bin"
+    prepare(folder, "--length", T, "--vocabulary", V, "--sizes", 60, 13, 7)
+    return folder
+
+
+def sequences(folder, split):
+    """The lines of a split, in words."""
+    words = Dictionary.load(str(folder / "dict.txt"))
+    lines = data_utils.load_indexed_dataset(str(folder / split), words, "mmap")
+    assert all(int(line[-1]) == words.eos() for line in lines)
+    return [[words[int(i)] for i in line[:-1]] for line in lines]
+
+
+# the data
+
+
+def sorted_by_hand(tokens, vocabulary):
+    """Selection, one token at a time, in the words of the paper's task."""
+    left, order = list(range(vocabulary)), []
+    while left:
+        best = None
+        for token in left:
+            count, first = tokens.count(token), None
+            if count:
+                first = tokens.index(token)
+            if best is None:
+                best = (token, count, first)
+            elif count > best[1] or (count == best[1] > 0 and first < best[2]):
+                best = (token, count, first)
+        left.remove(best[0])
+        order.append(best[0])
+    return order
+
+
+def test_every_small_sequence_is_sorted_as_by_hand():
+    for length, vocabulary in ((1, 2), (3, 3), (4, 4), (6, 3), (7, 2)):
+        for tokens in itertools.product(range(vocabulary), repeat=length):
+            assert sort(np.array(tokens), vocabulary).tolist() == sorted_by_hand(
+                list(tokens), vocabulary
+            )
+
+
+def test_draws_follow_the_mixture_that_drifts():
+    """100,000 draws of one sequence: in each fifth of it the counts are those of p, by chi
+    square.  p0 and p1 are what the generator's own first numbers say."""
+    vocabulary, length, parts = 20, 100_000, 5
+    tokens = draw(np.random.default_rng(7), vocabulary, length)
+    p0, p1 = np.random.default_rng(7).integers(1, 10, size=(2, vocabulary))
+    p0, p1 = p0 / p0.sum(), p1 / p1.sum()
+    alpha = np.arange(length) / (length - 1)
+    assert alpha[0] == 0 and alpha[-1] == 1
+    for part in np.split(np.arange(length), parts):
+        expected = alpha[part].sum() * p0 + (1 - alpha[part]).sum() * p1
+        counts = np.bincount(tokens[part], minlength=vocabulary)
+        chi = ((counts - expected) ** 2 / expected).sum()
+        freedom = vocabulary - 1
+        assert abs(chi - freedom) < 4 * math.sqrt(2 * freedom)
+    # the drift is there: the ends do not fit one another's distribution
+    last = np.bincount(tokens[-20_000:], minlength=vocabulary)
+    assert ((last - 20_000 * p1) ** 2 / (20_000 * p1)).sum() > 1000
+
+
+def test_each_sequence_has_distributions_of_its_own_from_one_to_nine():
+    """The first token comes from p1 alone: over many sequences each integer is as likely."""
+    rng, first = np.random.default_rng(3), collections.Counter()
+    draws = 20_000
+    for _ in range(draws):
+        first[int(draw(rng, 4, 2)[0])] += 1
+    for token in range(4):
+        assert abs(first[token] - draws / 4) < 4 * math.sqrt(draws * 0.25 * 0.75)
+    # P(both tokens alike) of sequences that stay with one distribution would be 1/4 if it were
+    # uniform; integers 1..9 make it larger: E[sum p^2] by enumeration
+    alike = np.mean(
+        [(p := np.array(c) / sum(c)) @ p for c in itertools.product(range(1, 10), repeat=4)]
+    )
+    same = sum(
+        float(len(set(draw(rng, 4, 200)[:2].tolist())) == 1) for _ in range(draws)
+    )  # alpha of the second token is 1/199
+    assert abs(same - draws * alike) < 4 * math.sqrt(draws * alike) + draws / 199
+
+
+def test_a_line_is_the_sequence_the_separator_and_the_answer(data):
+    for split, size in (("train", 60), ("valid", 13), ("test", 7)):
+        lines = sequences(data, split)
+        assert len(lines) == size
+        for line in lines:
+            assert len(line) == T + 1 + V and line[T] == SEPARATOR
+            tokens = [int(word) for word in line[:T]]
+            assert [int(word) for word in line[T + 1 :]] == sorted_by_hand(tokens, V)
+    assert sequences(data, "train")[:7] != sequences(data, "test")
+
+
+def test_the_binarizer_writes_what_fairseq_preprocess_writes(data, tmp_path):
+    text = tmp_path / "test.txt"
+    text.write_text("".join(" ".join(line) + "\n" for line in sequences(data, "test")))
+    fairseq(
+        "preprocess", "--only-source", "--srcdict", data / "dict.txt", "--testpref", text,
+        "--destdir", tmp_path / "bin",
+    )  # fmt: skip
+    assert sequences(tmp_path / "bin", "test") == sequences(data, "test")
+    assert (tmp_path / "bin" / "dict.txt").read_text() == (data / "dict.txt").read_text()
+
+
+def test_the_same_seed_gives_the_same_files_and_another_seed_others(data, tmp_path):
+    sizes = ["--length", T, "--vocabulary", V, "--sizes", 60, 13, 7]
+    prepare(tmp_path / "again", *sizes)
+    prepare(tmp_path / "other", *sizes, "--seed", 2)
+    for name in ("dict.txt", "train.bin", "train.idx", "valid.bin", "test.bin", "test.idx"):
+        assert (tmp_path / "again" / name).read_bytes() == (data / name).read_bytes()
+    for name in ("train.bin", "valid.bin", "test.bin"):
+        assert (tmp_path / "other" / name).read_bytes() != (data / name).read_bytes()
+
+
+def test_bad_sizes_and_folders_are_refused_in_one_sentence(data, tmp_path):
+    before = {path.name: path.read_bytes() for path in data.iterdir()}
+    assert "is there already" in prepare(data, "--length", 9, ok=False)
+    assert {path.name: path.read_bytes() for path in data.iterdir()} == before
+    for args, said in (
+        (("--length", 0), "--length must be at least 1, got 0"),
+        (("--vocabulary", 1), "--vocabulary must be at least 2, got 1"),
+        (("--sizes", 5, 0, 5), "--sizes must be at least 1, got 0"),
+        (("--seed", -1), "--seed must be at least 0, got -1"),
+    ):
+        assert said in prepare(tmp_path / "new", *args, ok=False)
+    (tmp_path / "file").write_text("")
+    said = prepare(tmp_path / "file" / "new", "--sizes", 1, 1, 1, ok=False)
+    assert said.strip().splitlines()[-1].startswith(f"cannot write {tmp_path}/file/new: ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+# what a number means
+
+
+def test_chance_is_a_guess_among_the_tokens_not_named_yet():
+    rng = np.random.default_rng(0)
+    told = [draw(rng, V, T) for _ in range(20_000)]
+    chance = sum(1 / k for k in range(1, V + 1)) / V
+    assert abs(oracle_accuracy(told, V, window=0) - chance) < 0.005
+
+
+def test_an_oracle_that_counts_everything_errs_only_in_ties():
+    rng = np.random.default_rng(0)
+    told = [draw(rng, V, T) for _ in range(300)]
+    without = [t for t in told if len(set(np.bincount(t, minlength=V).tolist())) == V]
+    assert 20 < len(without) < 300
+    assert oracle_accuracy(without, V) == 1
+    assert oracle_accuracy(told, V) < 1
+    # two tokens, once each: the first of two is right half of the time, the last one always
+    ties = [np.array([0, 1])] * 4000
+    assert abs(oracle_accuracy(ties, 2) - 0.75) < 0.03
+
+
+def test_kendall_tau_counts_the_pairs_that_stand_in_order():
+    assert kendall_tau([3, 1, 2], [3, 1, 2]) == 1
+    assert kendall_tau([3, 1, 2], [2, 1, 3]) == -1
+    assert kendall_tau([0, 1, 2, 3], [1, 0, 2, 3]) == pytest.approx(4 / 6)
+    # a token twice stands where it first stood; 1 and 2 are missing and neither is first
+    assert kendall_tau([0, 1, 2], [0, 0, 9]) == pytest.approx(2 / 3)
+
+
+# the task
+
+TASK = ["--user-dir", "fairseq_inf", "--task", "sorting", "--cpu", "--num-workers", "0"]
+TRAIN = (
+    f"--criterion cross_entropy_with_kl --report-accuracy --tokens-per-sample {L} --dropout 0 "
+    "--optimizer adam --lr 0.01 --log-format json --log-interval 5"
+).split()
+
+
+def train(data, save_dir, *args, model=MODEL, ok=True):
+    return fairseq("train", data, *TASK, *model, *TRAIN, "--save-dir", save_dir, *args, ok=ok)
+
+
+def batches(data, rows, world=1, seed=None):
+    """What each process gets of the validation split: a list of batches each."""
+    words = Dictionary.load(str(data / "dict.txt"))
+    lines = data_utils.load_indexed_dataset(str(data / "valid"), words, "mmap")
+    streams = StreamDataset(lines, words, "documents", words.eos(), "valid")
+    return [
+        SequenceBatches(
+            streams, rows * world, L, slice(rows * r, rows * r + rows), words.index(SEPARATOR), seed
+        )
+        for r in range(world)
+    ]
+
+
+def told(batch, words):
+    """-> for each row of a batch the words that it reads, and its targets"""
+    rows = batch["segments"][0]["target"].size(0)
+    read, targets = [[] for _ in range(rows)], [[] for _ in range(rows)]
+    for segment in batch["segments"]:
+        for row in range(rows):
+            size = int(segment["net_input"]["src_lengths"][row])
+            read[row] += segment["net_input"]["src_tokens"][row, :size].tolist()
+            targets[row] += [t for t in segment["target"][row].tolist() if t != words.pad()]
+    return list(zip(read, targets, strict=True))
+
+
+@pytest.mark.parametrize("rows,world", [(1, 1), (4, 1), (2, 2), (3, 2), (20, 1)])
+def test_every_sequence_is_read_whole_and_only_its_answer_is_asked(data, rows, world):
+    words = dictionary(V)
+    lines = sequences(data, "valid")
+    shards = batches(data, rows, world)
+    assert len({len(shard) for shard in shards}) == 1
+    seen = []
+    for i in range(len(shards[0])):
+        parts = [shard[i] for shard in shards]
+        # processes take the same steps
+        assert len({(len(part["segments"]), part["first"]) for part in parts}) == 1
+        for part in parts:
+            starts = [s["net_input"]["starts"].tolist() for s in part["segments"]]
+            assert all(starts[0]) and not any(map(any, starts[1:]))
+            for segment in part["segments"][: part["first"]]:
+                assert segment["ntokens"] == 0
+            assert part["ntokens"] == sum(s["ntokens"] for s in part["segments"])
+            seen += told(part, words)
+    seen = [(read, target) for read, target in seen if read]
+    assert len(seen) == len(lines)
+    for (read, target), line in zip(seen, lines, strict=True):
+        assert [words[i] for i in read] == ["</s>", *line]
+        assert [words[i] for i in target] == line[T + 1 :]
+
+
+def test_sequences_are_shuffled_by_seed(data):
+    a, b, c = (told(batches(data, 20, seed=s)[0][0], dictionary(V)) for s in (1, 1, 2))
+    assert a == b != c
+    assert sorted(a) == sorted(c)
+
+
+def test_a_line_without_a_separator_is_refused(tmp_path):
+    words = dictionary(V)
+    words.save(str(tmp_path / "dict.txt"))
+    builder = indexed_dataset.make_builder(str(tmp_path / "valid.bin"), "mmap", len(words))
+    builder.add_item(torch.tensor([4, 5, words.index(SEPARATOR), 4, 5, words.eos()]))
+    builder.add_item(torch.tensor([4, 5, 4, 5, words.eos()]))
+    builder.finalize(str(tmp_path / "valid.idx"))
+    with pytest.raises(ValueError, match="line 2 of valid has 0 times <sep>"):
+        batches(tmp_path, 2)
+
+
+def test_data_of_another_task_is_refused(data_bin, tmp_path):
+    printed = train(data_bin, tmp_path, "--batch-size", 2, ok=False)
+    assert re.search(r"ValueError: the dictionary of \S+ has no <sep>: make the data with", printed)
+
+
+def build(data, *args):
+    """-> task, model and criterion as fairseq-train builds them, with the training split"""
+    argv = [str(data), *TASK[2:], *MODEL, *TRAIN, *args]
+    parsed = options.parse_args_and_arch(options.get_training_parser(), argv)
+    cfg = convert_namespace_to_omegaconf(parsed)
+    task = tasks.setup_task(cfg.task)
+    torch.manual_seed(1)
+    model = task.build_model(cfg.model)
+    return task, model, task.build_criterion(cfg.criterion)
+
+
+class Backward:
+    """What the task's step uses of an optimizer."""
+
+    def backward(self, loss):
+        loss.backward()
+
+
+def gradients(data, sample, *args):
+    task, model, criterion = build(data, *args)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda x: saved.append(x.numel()) or x, lambda x: x
+    ):
+        loss, size, log = task.train_step(sample, model, criterion, Backward(), 0)
+    assert model.training
+    grads = {name: p.grad for name, p in model.named_parameters()}
+    return float(loss), size, log, grads, sum(saved)
+
+
+def test_segments_without_targets_keep_no_graph_unless_asked(data):
+    """One loop by hand over the segments gives the same loss and gradients."""
+    sample = batches(data, 4)[0][0]
+    loss, size, log, grads, saved = gradients(data, sample)
+    task, model, criterion = build(data)
+    model.train()
+    expected = 0
+    for segment in sample["segments"]:
+        part, _, _ = criterion(model, segment)
+        if segment["ntokens"]:
+            expected = expected + part
+    expected.backward()
+    assert size == 4 * V and loss == pytest.approx(float(expected), rel=1e-6)
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(grads[name], p.grad, rtol=1e-5, atol=1e-6)
+
+    more, size, _, others, graph = gradients(data, sample, "--learn-from-all")
+    assert size == 4 * V and more > loss and graph > 2 * saved
+    name = "decoder.layers.0.memory.locate.bias"
+    assert not torch.allclose(others[name], grads[name])
+
+
+@pytest.fixture(scope="module")
+def sorted_run(tmp_path_factory):
+    """An easy task, which a small model learns: the more frequent of two tokens."""
+    folder = tmp_path_factory.mktemp("sorted")
+    data = folder / "bin"
+    prepare(data, "--length", 15, "--vocabulary", 2, "--sizes", 2000, 40, 60)
+    printed = train(data, folder / "run", "--batch-size", 20, "--max-update", 150, "--eval-order")
+    return data, folder / "run", printed
+
+
+def last(printed, name):
+    return float(re.findall(rf'"(?:valid_|test_)?{name}": "([-\d.e]+)"', printed)[-1])
+
+
+def test_training_logs_accuracy_and_learns(sorted_run):
+    _, _, printed = sorted_run
+    assert last(printed, "accuracy") > 80
+    assert 0 < last(printed, "exact_match") <= 100
+    assert -1 <= last(printed, "kendall_tau") <= 1
+
+
+def validate(data, run, *args):
+    return fairseq(
+        "validate", data, *TASK, "--path", run / "checkpoint_last.pt", "--valid-subset", "test",
+        "--tokens-per-sample", L, "--log-format", "json", *args,
+    )  # fmt: skip
+
+
+def test_a_greedy_order_is_exact_where_every_teacher_forced_token_is_right(sorted_run):
+    """With two tokens the order is right if the first one is, and then the second one follows."""
+    data, run, _ = sorted_run
+    printed = validate(data, run, "--batch-size", 7, "--eval-order")
+    task, model, _ = build(data)
+    model.load_state_dict(load(run / "checkpoint_last.pt")["model"])
+    model.eval()
+    words = dictionary(2)
+    right = exact = total = 0
+    for line in sequences(data, "test"):
+        inputs = torch.tensor([[words.eos(), *map(words.index, line)]])
+        state, outputs = model.decoder.initial_state(1), []
+        with torch.no_grad():
+            for part in inputs.split(L, dim=1):
+                x, state, _ = model.decoder(part, state)
+                outputs.append(x)
+        best = torch.cat(outputs, dim=1)[0, 16:18].argmax(dim=-1).tolist()
+        hits = [a == words.index(b) for a, b in zip(best, line[16:], strict=True)]
+        right, exact, total = right + sum(hits), exact + all(hits), total + 2
+    assert last(printed, "accuracy") == pytest.approx(100 * right / total, abs=0.01)
+    assert last(printed, "exact_match") == pytest.approx(100 * exact / 60, abs=0.01)
+
+
+@pytest.mark.parametrize("rows", [1, 60])
+def test_the_batch_size_does_not_change_the_result(sorted_run, rows):
+    data, run, _ = sorted_run
+    a = validate(data, run, "--batch-size", 7, "--eval-order")
+    b = validate(data, run, "--batch-size", rows, "--eval-order")
+    for name in ("accuracy", "exact_match", "kendall_tau", "nll_loss"):
+        assert last(a, name) == last(b, name)
