@@ -7,7 +7,7 @@ from fairseq.models import register_model
 
 from fairseq_inf.memory import CompressiveMemory
 
-from .memory_lm import MemoryLM, MemoryLMConfig, setting, wikitext103
+from .memory_lm import MemoryLM, MemoryLMConfig, architecture, setting
 
 
 @dataclass
@@ -30,4 +30,5 @@ class CompressiveTransformerLM(MemoryLM):
         )
 
 
-wikitext103("compressive_transformer_lm", cmem_length=150, compression_rate=4)
+architecture("compressive_transformer_lm", "wt103", cmem_length=150, compression_rate=4)
+architecture("compressive_transformer_lm", "sorting", cmem_length=1024, compression_rate=6)

@@ -7,13 +7,15 @@ from fairseq.models import register_model
 
 from fairseq_inf.memory import ContinuousMemory
 
-from .memory_lm import MemoryLM, MemoryLMConfig, numbers, setting, wikitext103
+from .memory_lm import MemoryLM, MemoryLMConfig, architecture, numbers, setting
 
 
 @dataclass
 class InfiniteFormerConfig(MemoryLMConfig):
     ltm_basis: int = setting(256, "basis functions of the long-term memory, N")
-    ltm_widths: str = setting("0.01,0.05", "widths of the basis functions, which share them evenly")
+    ltm_widths: str = setting(
+        "0.01,0.05", "widths of the basis functions, which share them evenly; auto: 2/N,8/N"
+    )
     ltm_tau: float = setting(0.5, "share of the signal that the past is contracted to, in ]0,1[")
     ltm_samples: Optional[int] = setting(None, "samples of the past at a write, M (default: N)")
     ltm_ridge: float = setting(0.5, "penalty of the ridge regression")
@@ -46,7 +48,11 @@ class InfiniteFormerLM(MemoryLM):
                 f"--ltm-basis must be at least 1, got {cfg.ltm_basis}: "
                 "the model without a long-term memory is --arch transformer_xl_lm"
             )
-        widths = numbers(cfg.ltm_widths, "--ltm-widths", float)
+        if cfg.ltm_widths == "auto":
+            # each width has N/2 centres, 2/N apart
+            widths = [2 / cfg.ltm_basis, 8 / cfg.ltm_basis]
+        else:
+            widths = numbers(cfg.ltm_widths, "--ltm-widths", float)
         layers = set(range(cfg.decoder_layers))
         if cfg.ltm_layers is not None:
             chosen = set(numbers(cfg.ltm_layers, "--ltm-layers", int))
@@ -77,4 +83,5 @@ class InfiniteFormerLM(MemoryLM):
         return build
 
 
-wikitext103("infinite_former_lm", ltm_basis=150, ltm_widths="0.01,0.05", ltm_tau=0.5)
+architecture("infinite_former_lm", "wt103", ltm_basis=150, ltm_widths="0.01,0.05", ltm_tau=0.5)
+architecture("infinite_former_lm", "sorting", ltm_basis=1024, ltm_widths="0.01,0.05", ltm_tau=0.75)

@@ -92,9 +92,10 @@ class MemoryLM(FairseqLanguageModel):
 
         return from_pretrained(folder, checkpoint, data, **settings)
 
-    def forward(self, src_tokens, src_lengths=None, starts=None):
+    def forward(self, src_tokens, src_lengths=None, starts=None, project=True):
         """One segment of each row.  starts: B, true for rows that begin a new stream; without
-        it every row does, and nothing is carried from the last call."""
+        it every row does, and nothing is carried from the last call.  project: False to only
+        read it into the memory."""
         rows = src_tokens.size(0)
         state = self.states[self.training]
         if starts is None or bool(starts.all()):
@@ -106,7 +107,7 @@ class MemoryLM(FairseqLanguageModel):
             )
         elif bool(starts.any()):
             state = state.reset(starts)
-        x, state, extra = self.decoder(src_tokens, state, src_lengths)
+        x, state, extra = self.decoder(src_tokens, state, src_lengths, project)
         self.states[self.training] = state.detach()
         return x, extra
 
@@ -180,29 +181,40 @@ def check_cutoff(cutoff, flag, dictionary):
         )
 
 
-WIKITEXT103 = {
-    "decoder_layers": 16,
-    "decoder_embed_dim": 410,
-    "decoder_ffn_embed_dim": 2100,
-    "decoder_attention_heads": 10,
-    "decoder_post_norm": True,
-    "activation_fn": "relu",
-    "adaptive_input": True,
-    "adaptive_input_factor": 1,
-    "adaptive_input_cutoff": "20000,40000,200000",
-    "adaptive_softmax_cutoff": "20000,40000,200000",
-    "adaptive_softmax_factor": 1,
-    "tie_adaptive_weights": True,
-    "tie_adaptive_proj": True,
-    "stm_length": 150,
+# the paper's experiments: appendices D and C.1
+ARCHITECTURES = {
+    "wt103": {
+        "decoder_layers": 16,
+        "decoder_embed_dim": 410,
+        "decoder_ffn_embed_dim": 2100,
+        "decoder_attention_heads": 10,
+        "decoder_post_norm": True,
+        "activation_fn": "relu",
+        "adaptive_input": True,
+        "adaptive_input_factor": 1,
+        "adaptive_input_cutoff": "20000,40000,200000",
+        "adaptive_softmax_cutoff": "20000,40000,200000",
+        "adaptive_softmax_factor": 1,
+        "tie_adaptive_weights": True,
+        "tie_adaptive_proj": True,
+        "stm_length": 150,
+    },
+    "sorting": {
+        "decoder_layers": 3,
+        "decoder_embed_dim": 300,
+        "decoder_ffn_embed_dim": 300,
+        "decoder_attention_heads": 6,
+        "dropout": 0.0,
+        "stm_length": 1024,
+    },
 }
 
 
-def wikitext103(model, **settings):
-    """Register <model>_wt103: WikiText-103 from scratch, as in appendix D of the paper."""
+def architecture(model, experiment, **settings):
+    """Register <model>_<experiment>."""
 
-    def architecture(args):
-        for name, value in {**WIKITEXT103, **settings}.items():
+    def set_defaults(args):
+        for name, value in {**ARCHITECTURES[experiment], **settings}.items():
             setattr(args, name, getattr(args, name, value))
 
-    register_model_architecture(model, f"{model}_wt103")(architecture)
+    register_model_architecture(model, f"{model}_{experiment}")(set_defaults)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fairseq.models import register_model
 
-from .memory_lm import MemoryLM, MemoryLMConfig, wikitext103
+from .memory_lm import MemoryLM, MemoryLMConfig, architecture
 
 
 @dataclass
@@ -17,4 +17,5 @@ class TransformerXLLM(MemoryLM):
     pass
 
 
-wikitext103("transformer_xl_lm")
+architecture("transformer_xl_lm", "wt103")
+architecture("transformer_xl_lm", "sorting", stm_length=2048)
