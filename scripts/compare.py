@@ -11,42 +11,16 @@ not run again.
 """
 
 import argparse
-import concurrent.futures
-import json
-import os
 import re
 import statistics
-import subprocess
-import sys
-import time
+from functools import partial
 from pathlib import Path
 
+from runs import MODELS, ROOT, once, run, side_by_side, spread, threads_each, tool
+from runs import train as train_config
+
 # WikiText-103 from scratch, test perplexity: table 2 of the paper
-PAPER = {
-    "transformer_xl": 24.52,
-    "compressive_transformer": 24.41,
-    "infinite_former": 24.29,
-    "infinite_former_sticky": 24.22,
-}
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def tool(name):
-    return os.path.join(os.path.dirname(sys.executable), name)
-
-
-def run(command, log, threads):
-    """Run a command into a log file; a failure names the log."""
-    env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    begin = time.time()
-    with open(log, "a") as file:
-        done = subprocess.run(command, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT)
-    if done.returncode:
-        printed = Path(log).read_text()
-        said = [line for line in printed.splitlines() if line and "HYDRA_FULL_ERROR" not in line]
-        reasons = [line for line in said if re.match(r"\w*Error: ", line)] or said
-        raise SystemExit(f"{command[0]} failed, see {log}: {' '.join(reasons[-1:])}")
-    return time.time() - begin
+PAPER = dict(zip(MODELS, (24.52, 24.41, 24.29, 24.22), strict=True))
 
 
 def evaluate(args, checkpoint, settings, overrides, log):
@@ -68,8 +42,6 @@ def evaluate(args, checkpoint, settings, overrides, log):
 def train(args, config, seed):
     """One run, or what an earlier one has left.  -> its results"""
     folder = Path(args.out).resolve() / config.stem / f"seed{seed}"
-    folder.mkdir(parents=True, exist_ok=True)
-    done = folder / "result.json"
     asked = {
         "--data": args.data,
         "--split": args.split,
@@ -77,35 +49,21 @@ def train(args, config, seed):
         "overrides": args.overrides,
         "config": config.read_text(),
     }
-    if done.is_file():
-        result = json.loads(done.read_text())
-        for name, value in asked.items():
-            if result["asked"][name] != value:
-                raise SystemExit(f"{done} has another {name}: choose another --out, or remove it")
+
+    def work():
+        seconds = train_config(
+            config, args.data, seed, folder, args.overrides, args.threads, args.cpu
+        )
+        checkpoint = folder / "checkpoint_last.pt"
+        settings = task_settings(checkpoint)
+        on = evaluate(args, checkpoint, settings, {}, folder / "test.log")
+        result = {"config": config.stem, "seed": seed, "seconds": seconds, "on": on}
+        if settings["model"] != "transformer_xl_lm":
+            off = {"ltm_enabled": False}
+            result["off"] = evaluate(args, checkpoint, settings, off, folder / "test-off.log")
         return result
-    command = [
-        tool("fairseq-hydra-train"),
-        "--config-dir", str(config.parent), "--config-name", config.stem,
-        f"task.data='{args.data}'", f"common.seed={seed}", f"checkpoint.save_dir='{folder}'",
-        f"common.user_dir='{ROOT / 'fairseq_inf'}'", f"hydra.run.dir='{folder}'", *args.overrides,
-    ]  # fmt: skip
-    seconds = run(command + ["common.cpu=true"] * args.cpu, folder / "train.log", args.threads)
-    checkpoint = folder / "checkpoint_last.pt"
-    settings = task_settings(checkpoint)
-    result = {
-        "config": config.stem,
-        "seed": seed,
-        "seconds": seconds,
-        "asked": asked,
-        "on": evaluate(args, checkpoint, settings, {}, folder / "test.log"),
-    }
-    if settings["model"] != "transformer_xl_lm":
-        off = {"ltm_enabled": False}
-        result["off"] = evaluate(args, checkpoint, settings, off, folder / "test-off.log")
-    partial = done.with_suffix(".partial")
-    partial.write_text(json.dumps(result, indent=1))
-    partial.replace(done)
-    return result
+
+    return once(folder, asked, work)
 
 
 def task_settings(checkpoint):
@@ -115,11 +73,6 @@ def task_settings(checkpoint):
     cfg = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)["cfg"]
     names = ("tokens_per_sample", "stream_layout", "document_separator")
     return {**{n: str(cfg["task"][n]) for n in names}, "model": cfg["model"]["_name"]}
-
-
-def spread(values, sign=""):
-    mean = f"{statistics.mean(values):{sign}.2f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
 
 
 def table(results, configs):
@@ -188,21 +141,12 @@ def main():
         parser.error("configs of the same name, or a seed twice, would share a folder")
     if args.jobs < 1 or args.eval_rows < 1:
         parser.error("--jobs and --eval-rows must be at least 1")
-    args.threads = max(1, (os.cpu_count() or 1) // args.jobs)
-    results = []
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        runs = [pool.submit(train, args, config, seed) for seed in args.seeds for config in configs]
-        try:
-            for future in concurrent.futures.as_completed(runs):
-                result = future.result()
-                results.append(result)
-                print(
-                    f"{result['config']} seed {result['seed']}: {result['on']['ppl']:.2f}",
-                    flush=True,
-                )
-        except SystemExit:
-            pool.shutdown(cancel_futures=True)
-            raise
+    args.threads = threads_each(args.jobs)
+    results = side_by_side(
+        args.jobs,
+        [partial(train, args, config, seed) for seed in args.seeds for config in configs],
+        lambda result: f"{result['config']} seed {result['seed']}: {result['on']['ppl']:.2f}",
+    )
     text = "\n".join([table(results, configs), "", *paired(results, configs)])
     (Path(args.out) / "table.md").write_text(text + "\n")
     print(f"\n{text}")

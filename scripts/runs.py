@@ -1,0 +1,93 @@
+"""Trainings of hydra configs side by side, each once: what is finished is not run again."""
+
+import concurrent.futures
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# the models of the paper in the order of its tables: the names of their configs
+MODELS = (
+    "transformer_xl",
+    "compressive_transformer",
+    "infinite_former",
+    "infinite_former_sticky",
+)
+
+
+def tool(name):
+    return os.path.join(os.path.dirname(sys.executable), name)
+
+
+def run(command, log, threads):
+    """Run a command into a log file; a failure names the log.  -> seconds"""
+    env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    begin = time.time()
+    with open(log, "a") as file:
+        done = subprocess.run(command, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT)
+    if done.returncode:
+        printed = Path(log).read_text()
+        said = [line for line in printed.splitlines() if line and "HYDRA_FULL_ERROR" not in line]
+        reasons = [line for line in said if re.match(r"\w*Error: ", line)] or said
+        raise SystemExit(f"{command[0]} failed, see {log}: {' '.join(reasons[-1:])}")
+    return time.time() - begin
+
+
+def train(config, data, seed, folder, overrides, threads, cpu):
+    """Train a hydra config, or go on with it, in a folder.  -> seconds"""
+    command = [
+        tool("fairseq-hydra-train"),
+        "--config-dir", str(config.parent), "--config-name", config.stem,
+        f"task.data='{data}'", f"common.seed={seed}", f"checkpoint.save_dir='{folder}'",
+        f"common.user_dir='{ROOT / 'fairseq_inf'}'", f"hydra.run.dir='{folder}'", *overrides,
+    ]  # fmt: skip
+    return run(command + ["common.cpu=true"] * cpu, folder / "train.log", threads)
+
+
+def once(folder, asked, work):
+    """The result of `work()`, or the one that an earlier call has left in the folder.
+
+    asked: what the result depends on, by name; one that depends on something else is refused."""
+    folder.mkdir(parents=True, exist_ok=True)
+    done = folder / "result.json"
+    if done.is_file():
+        result = json.loads(done.read_text())
+        for name, value in asked.items():
+            if result["asked"].get(name) != value:
+                raise SystemExit(f"{done} has another {name}: choose another --out, or remove it")
+        return result
+    result = {**work(), "asked": asked}
+    partial = done.with_suffix(".partial")
+    partial.write_text(json.dumps(result, indent=1))
+    partial.replace(done)
+    return result
+
+
+def side_by_side(jobs, calls, report):
+    """Make the calls, `jobs` at a time; the first failure ends it.  -> their results"""
+    results = []
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        futures = [pool.submit(call) for call in calls]
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                results.append(future.result())
+                print(report(results[-1]), flush=True)
+        except SystemExit:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return results
+
+
+def threads_each(jobs):
+    return max(1, (os.cpu_count() or 1) // jobs)
+
+
+def spread(values, sign=""):
+    """Mean and, of several, standard deviation."""
+    mean = f"{statistics.mean(values):{sign}.2f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
