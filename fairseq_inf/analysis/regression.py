@@ -1,0 +1,48 @@
+"""How much of what was stored comes back from the signal."""
+
+import torch
+
+
+@torch.no_grad()
+def regression_error(decoder, tokens, length):
+    """|X^ - X| / |X| over all vectors that the continuous memories hold after reading the tokens.
+
+    tokens: B x n, read as segments of `length`.  X are the vectors as they were stored, after the
+    gate; X^ is the signal at the places that they have been contracted to.  Sticky memories have no
+    such places.  -> the relative error of each layer that has a memory: list of float
+    """
+    memories = [layer.memory for layer in decoder.layers if layer.memory is not None]
+    if any(memory.sticky for memory in memories):
+        raise ValueError("where a vector is in a sticky memory cannot be told: take an even one")
+    stored = [[] for _ in memories]
+    places = [torch.zeros(0, dtype=torch.float64) for _ in memories]
+
+    def follow(number):
+        def hook(memory, args):
+            _, vectors, state, plan, *_ = args
+            (_, count, first) = plan.groups[0]
+            if count == 0:
+                return
+            step = torch.arange(1, count + 1, dtype=torch.float64) / count
+            tau = 0 if first else memory.tau
+            if first:
+                stored[number], places[number] = [], places[number][:0]
+            stored[number].append(memory._gated(vectors[:, vectors.size(1) - count :]))
+            places[number] = torch.cat([tau * places[number], tau + (1 - tau) * step])
+
+        return hook
+
+    hooks = [m.register_forward_pre_hook(follow(i)) for i, m in enumerate(memories)]
+    state = decoder.initial_state(len(tokens))
+    try:
+        for part in tokens.split(length, dim=1):
+            _, state, _ = decoder(part, state)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    errors = []
+    for memory, own, place, after in zip(memories, stored, places, state.memories, strict=True):
+        x = torch.cat(own, dim=1).to(after.coefficients.dtype)
+        found = memory.basis.evaluate(place.to(x)) @ after.coefficients
+        errors.append(float((found - x).norm() / x.norm()))
+    return errors

@@ -1,0 +1,346 @@
+"""Run the sorting experiment and draw its figures.
+
+    python scripts/sorting.py lengths --cpu --jobs 2    # accuracy against length, four models
+    python scripts/sorting.py basis --cpu --jobs 2      # accuracy and regression error against N
+
+Each makes its data, trains the configs of examples/sorting/config/SCALE over the seeds, --jobs
+trainings at a time, tests the last checkpoint of each on sequences that it was not trained on, and
+writes a PNG, the numbers as CSV, and a table.  A run that was broken off goes on where it stopped,
+and a finished one is not run again, so that the figures can be drawn anew in seconds.
+"""
+
+import argparse
+import csv
+import json
+import re
+import statistics
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from runs import MODELS, ROOT, once, run, side_by_side, spread, threads_each, tool, train
+
+from fairseq_inf.data.sorting import draw, oracle_accuracy
+
+CONFIGS = ROOT / "examples" / "sorting" / "config"
+VOCABULARY = 20
+# lengths, about 4, 8 and 16 segments; sizes of train, valid and test; N of the second figure
+SCALES = {
+    "paper": {
+        "segment": 1024,
+        "lengths": (4000, 8000, 16000),
+        "sizes": (8000, 800, 800),
+        "basis": (64, 128, 256, 512, 1024, 2048),
+    },
+    "small": {
+        "segment": 64,
+        "lengths": (256, 512, 1024),
+        "sizes": (20000, 400, 800),
+        "basis": (8, 16, 32, 64, 128, 256),
+    },
+}
+# the highest rates that the paper tried: the slots then reach back to the beginning, or nearly
+RATES = (2, 6, 12)
+WIDTHS = ("0.01,0.05", "auto")
+NAMES = {
+    "transformer_xl": "Transformer-XL",
+    "compressive_transformer": "compressive",
+    "infinite_former": "∞-former",
+    "infinite_former_sticky": "∞-former, sticky",
+}
+
+
+def prepare(args, length):
+    """-> the data-bin of a length"""
+    folder = Path(args.data).resolve() / f"sorting-{args.scale}-{length}"
+    if not folder.is_dir():
+        sizes = map(str, SCALES[args.scale]["sizes"])
+        subprocess.run(
+            [
+                sys.executable, "-m", "fairseq_inf.data.sorting", str(folder),
+                "--length", str(length), "--vocabulary", str(VOCABULARY), "--sizes", *sizes,
+            ],
+            cwd=ROOT, check=True,
+        )  # fmt: skip
+    return folder
+
+
+def work(args, model, length, seed, name, overrides):
+    """Train and test one model at one length.  -> its results"""
+    config = CONFIGS / args.scale / f"{model}.yaml"
+    folder = Path(args.out).resolve() / args.scale / name / f"seed{seed}"
+    overrides = overrides + args.overrides
+    data = Path(args.data).resolve() / f"sorting-{args.scale}-{length}"
+    asked = {"overrides": overrides, "config": config.read_text()}
+
+    def measure():
+        seconds = train(config, data, seed, folder, overrides, args.threads, args.cpu)
+        log = folder / "test.log"
+        command = [
+            tool("fairseq-validate"), str(data), "--user-dir", str(ROOT / "fairseq_inf"),
+            "--task", "sorting", "--path", str(folder / "checkpoint_last.pt"),
+            "--valid-subset", "test", "--batch-size", "40", "--eval-order", "--log-format", "json",
+            "--tokens-per-sample", str(SCALES[args.scale]["segment"]), "--num-workers", "0",
+        ]  # fmt: skip
+        run(command + ["--cpu"] * args.cpu, log, args.threads)
+        printed = json.loads(re.findall(r"\| test \| ({.*})", log.read_text())[-1])
+        names = ("accuracy", "exact_match", "kendall_tau", "nll_loss")
+        result = {"model": model, "length": length, "seed": seed, "seconds": seconds}
+        result.update({name: float(printed[f"test_{name}"]) for name in names})
+        if model == "infinite_former":
+            errors = test_regression(folder / "checkpoint_last.pt", data, args)
+            result["regression_error"] = statistics.mean(errors)
+        return result
+
+    return once(folder, asked, measure)
+
+
+def test_regression(checkpoint, data, args):
+    """-> relative error of the memory of each layer, over 100 test sequences"""
+    import torch
+    from fairseq import checkpoint_utils
+
+    import fairseq_inf.models
+    import fairseq_inf.tasks.sorting  # noqa: F401  (registers it)
+    from fairseq_inf.analysis.regression import regression_error
+
+    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(checkpoint)], arg_overrides={"data": str(data)}
+    )
+    task.load_dataset("test")
+    dataset = task.dataset("test")
+    tokens = torch.stack([dataset[i] for i in range(min(100, len(dataset)))])
+    return regression_error(model.eval().decoder, tokens, SCALES[args.scale]["segment"])
+
+
+def references(args, lengths):
+    """What counting would reach, on sequences like those of the test.  -> rows of the CSV"""
+    segment = SCALES[args.scale]["segment"]
+    rows = []
+    for length in lengths:
+        rng = np.random.default_rng(length)
+        told = [draw(rng, VOCABULARY, length) for _ in range(800)]
+        for name, window in (
+            ("chance", 0),
+            (f"counts the last {2 * segment}", 2 * segment),
+            ("counts everything", None),
+        ):
+            accuracy = 100 * oracle_accuracy(told, VOCABULARY, window)
+            rows.append({"model": name, "length": length, "accuracy": round(accuracy, 2)})
+    return rows
+
+
+def write(args, name, columns, rows):
+    path = Path(args.figures) / f"{name}.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore", restval="")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path.with_suffix(".png")
+
+
+def table(head, lines):
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def columns_of(results, *names):
+    """Results by the values of these names."""
+    found = {}
+    for result in results:
+        found.setdefault(tuple(result[name] for name in names), []).append(result)
+    return found
+
+
+def lengths(args):
+    """Accuracy of the four models against the length of the sequence."""
+    scale = SCALES[args.scale]
+    for length in scale["lengths"]:
+        prepare(args, length)
+    calls = []
+    for seed in args.seeds:
+        for length, rate in zip(scale["lengths"], RATES, strict=True):
+            for model in MODELS:
+                overrides = []
+                if model == "compressive_transformer":
+                    overrides.append(f"model.compression_rate={rate}")
+                if args.scale == "paper" and length == 16000:
+                    overrides.append("optimization.lr=[0.0002]")
+                name = f"{model}-{length}"
+                calls.append(partial(work, args, model, length, seed, name, overrides))
+    results = side_by_side(
+        args.jobs,
+        calls,
+        lambda r: f"{r['model']}, length {r['length']}, seed {r['seed']}: {r['accuracy']:.2f} %",
+    )
+    results.sort(key=lambda r: (MODELS.index(r["model"]), r["length"], r["seed"]))
+    marks = references(args, scale["lengths"])
+    names = "model length seed accuracy exact_match kendall_tau nll_loss seconds".split()
+    png = write(args, "lengths", names, results + marks)
+    draw_lengths(png, results, marks, scale["lengths"])
+    print(f"\n{lengths_table(results, marks, scale['lengths'])}\n\nfigure: {png}")
+
+
+def lengths_table(results, marks, lengths):
+    found = columns_of(results, "model", "length")
+    head = ["accuracy, %", *(f"length {n:,}" for n in lengths), "from first to last"]
+    lines = []
+    for model in MODELS:
+        cells = [spread([r["accuracy"] for r in found[model, n]]) for n in lengths]
+        means = [statistics.mean(r["accuracy"] for r in found[model, n]) for n in lengths]
+        lines.append([NAMES[model], *cells, f"{means[-1] - means[0]:+.2f}"])
+    for (name,), rows in columns_of(marks, "model").items():
+        lines.append([name, *(f"{row['accuracy']:.2f}" for row in rows), ""])
+    text = table(head, lines)
+    head = ["exact match, % / Kendall's τ", *(f"length {n:,}" for n in lengths)]
+    lines = [
+        [
+            NAMES[model],
+            *(
+                f"{statistics.mean(r['exact_match'] for r in found[model, n]):.2f} / "
+                f"{statistics.mean(r['kendall_tau'] for r in found[model, n]):.3f}"
+                for n in lengths
+            ),
+        ]
+        for model in MODELS
+    ]
+    return text + "\n\n" + table(head, lines)
+
+
+def draw_lengths(path, results, marks, lengths):
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(6, 4.2))
+    found = columns_of(results, "model", "length")
+    places = range(len(lengths))
+    for number, model in enumerate(MODELS):
+        means = [statistics.mean(r["accuracy"] for r in found[model, n]) for n in lengths]
+        axes.plot(places, means, color=f"C{number}", marker="o", label=NAMES[model])
+        for place, length in zip(places, lengths, strict=True):
+            each = [r["accuracy"] for r in found[model, length]]
+            axes.plot([place] * len(each), each, "_", color=f"C{number}", markersize=12)
+    for number, ((name,), rows) in enumerate(columns_of(marks, "model").items()):
+        style = (":", "-.", "--")[number]
+        axes.plot(places, [r["accuracy"] for r in rows], style, color="0.5", lw=1, label=name)
+    axes.set_xticks(list(places), [f"{n:,}" for n in lengths])
+    axes.set_xlabel("length of the sequence")
+    axes.set_ylabel("accuracy, %")
+    axes.set_ylim(0, 100)
+    axes.legend(fontsize=8, ncols=2)
+    save(plt, figure, path)
+
+
+def basis(args):
+    """Accuracy and regression error of the ∞-former against N, at the middle length."""
+    scale = SCALES[args.scale]
+    length = scale["lengths"][1]
+    prepare(args, length)
+    calls = []
+    for seed in args.seeds:
+        for widths in WIDTHS:
+            for n in scale["basis"]:
+                name = f"infinite_former-{length}"
+                overrides = []
+                if (n, widths) != (scale["segment"], WIDTHS[0]):  # else it is the first figure's
+                    name += f"-N{n}-{widths}"
+                    overrides = [f"model.ltm_basis={n}", f"model.ltm_widths='{widths}'"]
+                calls.append(partial(basis_run, args, length, seed, name, overrides, n, widths))
+    results = side_by_side(
+        args.jobs,
+        calls,
+        lambda r: (
+            f"N = {r['basis']}, widths {r['widths']}, seed {r['seed']}: "
+            f"{r['accuracy']:.2f} %, regression error {r['regression_error']:.3f}"
+        ),
+    )
+    results.sort(key=lambda r: (WIDTHS.index(r["widths"]), r["basis"], r["seed"]))
+    names = "widths basis length seed accuracy regression_error exact_match kendall_tau seconds"
+    png = write(args, "basis", names.split(), results)
+    draw_basis(png, results, scale["basis"], length)
+    print(f"\n{basis_table(results, scale['basis'])}\n\nfigure: {png}")
+
+
+def basis_run(args, length, seed, name, overrides, n, widths):
+    result = work(args, "infinite_former", length, seed, name, overrides)
+    return {**result, "basis": n, "widths": widths}
+
+
+def basis_table(results, sizes):
+    found = columns_of(results, "widths", "basis")
+    head = ["widths", "", *(f"N = {n}" for n in sizes)]
+    lines = []
+    for widths in WIDTHS:
+        for name, label in (("accuracy", "accuracy, %"), ("regression_error", "regression error")):
+            cells = [spread([r[name] for r in found[widths, n]]) for n in sizes]
+            lines.append([f"`{widths}`", label, *cells])
+    return table(head, lines)
+
+
+def draw_basis(path, results, sizes, length):
+    plt = pyplot()
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3.8))
+    found = columns_of(results, "widths", "basis")
+    for axes, name, label in (
+        (panels[0], "accuracy", "accuracy, %"),
+        (panels[1], "regression_error", "relative regression error"),
+    ):
+        for number, widths in enumerate(WIDTHS):
+            means = [statistics.mean(r[name] for r in found[widths, n]) for n in sizes]
+            axes.plot(sizes, means, color=f"C{number}", marker="o", label=f"widths {widths}")
+            for n in sizes:
+                each = [r[name] for r in found[widths, n]]
+                axes.plot([n] * len(each), each, "_", color=f"C{number}", markersize=10)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [str(n) for n in sizes])
+        axes.set_xlabel("basis functions, N")
+        axes.set_ylabel(label)
+        axes.set_ylim(bottom=0)
+    panels[0].legend(fontsize=8)
+    figure.suptitle(f"∞-former, sequences of {length:,} tokens", fontsize=10)
+    save(plt, figure, path)
+
+
+def pyplot():
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def save(plt, figure, path):
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("figure", choices=["lengths", "basis"])
+    parser.add_argument("overrides", nargs="*", help="hydra overrides, a=b, for all trainings")
+    parser.add_argument("--scale", choices=SCALES, default="small")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
+    parser.add_argument("--data", default="data-bin", help="folder for the data")
+    parser.add_argument("--out", default="sorting", help="folder for checkpoints and results")
+    parser.add_argument("--figures", default="sorting", help="folder for the PNG and the CSV")
+    parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
+    args = parser.parse_intermixed_args()
+    wrong = [word for word in args.overrides if "=" not in word]
+    if wrong:
+        parser.error(f"{wrong[0]} is not a hydra override: it must be name=value")
+    if args.jobs < 1:
+        parser.error(f"--jobs must be at least 1, got {args.jobs}")
+    if len(set(args.seeds)) < len(args.seeds):
+        parser.error("a seed twice would share a folder")
+    args.threads = threads_each(args.jobs)
+    {"lengths": lengths, "basis": basis}[args.figure](args)
+
+
+if __name__ == "__main__":
+    main()
