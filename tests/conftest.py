@@ -2,6 +2,7 @@ import os
 import pathlib
 import random
 import re
+import socket
 import subprocess
 import sys
 
@@ -50,6 +51,40 @@ def fairseq(name, *args, ok=True):
 
 def train(data, save_dir, *args, model=MODEL, ok=True):
     return fairseq("train", data, *TASK, *model, *TRAIN, "--save-dir", save_dir, *args, ok=ok)
+
+
+def start_training(args, world, rows):
+    """fairseq-train as `world` processes, which share the rows.  -> the processes"""
+    command = [tool("train"), *args, "--batch-size", rows // world]
+    if world > 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command += [
+            "--distributed-world-size", world, "--distributed-no-spawn",
+            "--distributed-backend", "gloo",
+            "--distributed-init-method", f"tcp://127.0.0.1:{port}",
+            "--ddp-backend", "legacy_ddp",
+        ]  # fmt: skip
+    ranks = [["--distributed-rank", rank] if world > 1 else [] for rank in range(world)]
+    return [
+        subprocess.Popen(
+            [str(word) for word in [*command, *rank]],
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for rank in ranks
+    ]
+
+
+def finish(processes):
+    """Wait for all of them.  -> what each has printed"""
+    printed = [process.communicate()[0] for process in processes]
+    for process, text in zip(processes, printed, strict=True):
+        assert process.returncode == 0, text[-3000:]
+    return printed
 
 
 def evaluate(data, checkpoint, *args, ok=True):

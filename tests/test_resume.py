@@ -2,13 +2,11 @@
 
 import re
 import signal
-import socket
-import subprocess
 import time
 
 import pytest
 import torch
-from conftest import BASELINES, MODEL, ROOT, TASK, TRAIN, load, tool, train
+from conftest import BASELINES, MODEL, TASK, TRAIN, finish, load, start_training, train
 
 RUN = (
     "--tokens-per-sample 24 --max-update 36 --save-interval-updates 6 "
@@ -36,41 +34,9 @@ def assert_same_training(a, b):
     assert same(*iterators)
 
 
-def commands(data, save_dir, *args, world=1, model=MODEL):
-    """The command of each process."""
-    command = [tool("train"), data, *TASK, *model, *TRAIN, "--save-dir", save_dir, *RUN, *args]
-    if world == 1:
-        return [command]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = [
-        "--distributed-world-size", world, "--distributed-no-spawn",
-        "--distributed-backend", "gloo",
-        "--distributed-init-method", f"tcp://127.0.0.1:{port}", "--ddp-backend", "legacy_ddp",
-        "--batch-size", 4 // world,
-    ]  # fmt: skip
-    return [[*command, *shared, "--distributed-rank", rank] for rank in range(world)]
-
-
-def start(data, save_dir, *args, **kwargs):
-    return [
-        subprocess.Popen(
-            list(map(str, command)),
-            cwd=ROOT,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        for command in commands(data, save_dir, *args, **kwargs)
-    ]
-
-
-def finish(processes):
-    printed = [process.communicate()[0] for process in processes]
-    for process, text in zip(processes, printed, strict=True):
-        assert process.returncode == 0, text[-3000:]
-    return printed
+def start(data, save_dir, *args, world=1, model=MODEL):
+    command = [*TASK, *model, *TRAIN, "--save-dir", save_dir, *RUN, *args]
+    return start_training([data, *command], world, rows=4)
 
 
 def kill_after(processes, path):

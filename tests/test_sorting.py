@@ -1,6 +1,10 @@
+import argparse
 import collections
+import csv
+import importlib
 import itertools
 import math
+import os
 import re
 import subprocess
 import sys
@@ -8,10 +12,12 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import MODEL, ROOT, fairseq, load
+import yaml
+from conftest import BASELINES, MODEL, ROOT, fairseq, finish, load, start_training
 from fairseq import options, tasks
 from fairseq.data import Dictionary, data_utils, indexed_dataset
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_CONFIG_REGISTRY
 
 import fairseq_inf.models
 import fairseq_inf.tasks.sorting  # noqa: F401  (registers it)
@@ -392,3 +398,173 @@ def test_the_batch_size_does_not_change_the_result(sorted_run, rows):
     b = validate(data, run, "--batch-size", rows, "--eval-order")
     for name in ("accuracy", "exact_match", "kendall_tau", "nll_loss"):
         assert last(a, name) == last(b, name)
+
+
+SGD = "--optimizer nag --momentum 0 --lr 0.05 --save-interval-updates 4 --max-update".split()
+
+
+@pytest.mark.parametrize(
+    "model", [MODEL, BASELINES["compressive_transformer_lm"]], ids=lambda model: model[1]
+)
+def test_two_processes_equal_one_and_a_training_goes_on_as_if_nothing_had_happened(
+    data, tmp_path, model
+):
+    """60 sequences in batches of 8: the last one leaves rows empty, and a whole process."""
+
+    def run(name, updates, world):
+        args = [data, *TASK, *model, *TRAIN, "--save-dir", tmp_path / name, *SGD, updates]
+        finish(start_training(args, world, rows=8))
+        return load(tmp_path / name / "checkpoint_last.pt")
+
+    one, two = run("1", 10, 1), run("2", 10, 2)
+    assert one["extra_state"]["val_loss"] == pytest.approx(two["extra_state"]["val_loss"], rel=1e-4)
+    run("3", 6, 1)
+    three = run("3", 10, 1)
+    for name, x in one["model"].items():
+        assert torch.allclose(x, two["model"][name], atol=1e-4), name
+        assert torch.equal(x, three["model"][name]), name
+
+
+def test_fairseq_generate_goes_on_after_the_separator(sorted_run):
+    data, run, _ = sorted_run
+    printed = fairseq(
+        "generate", data, *TASK, "--path", run / "checkpoint_last.pt", "--gen-subset", "test",
+        "--tokens-per-sample", L, "--beam", 1, "--max-len-b", 2, "--batch-size", 16,
+    )  # fmt: skip
+    orders = {
+        int(n): text.split() for n, text in re.findall(r"^D-(\d+)\t\S+\t(.*)$", printed, re.M)
+    }
+    lines = sequences(data, "test")
+    assert sorted(orders) == list(range(60))
+    exact = sum(orders[i] == line[16:] for i, line in enumerate(lines))
+    printed = validate(data, run, "--batch-size", 7, "--eval-order")
+    assert last(printed, "exact_match") == pytest.approx(100 * exact / 60, abs=0.01)
+
+
+def test_prepare_makes_a_folder_for_each_length(tmp_path):
+    env = {"DATA": tmp_path / "bin", "SIZES": "3 2 1", "VOCABULARY": "4", "SEED": "5"}
+    script = ["bash", "examples/sorting/prepare.sh", "6", "9"]
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, **{k: str(v) for k, v in env.items()}}
+    done = subprocess.run(script, cwd=ROOT, env=env, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    for length in (6, 9):
+        folder = tmp_path / "bin" / f"sorting-{length}"
+        assert [len(line) for line in sequences(folder, "train")] == [length + 1 + 4] * 3
+    again = subprocess.run(script, cwd=ROOT, env=env, text=True, capture_output=True)
+    assert again.returncode == 0 and again.stdout.count("is there already") == 2
+
+
+# the experiment
+
+
+CONFIGS = ROOT / "examples" / "sorting" / "config"
+ROWS = ["compressive_transformer", "infinite_former", "infinite_former_sticky", "transformer_xl"]
+
+
+@pytest.mark.parametrize("scale", ["paper", "small"])
+def test_the_rows_differ_in_their_memory_alone(scale):
+    paths = sorted((CONFIGS / scale).glob("*.yaml"))
+    assert [path.stem for path in paths] == ROWS
+    shared, memories = [], []
+    for path in paths:
+        config = yaml.safe_load(path.read_text())
+        config["checkpoint"].pop("save_dir")
+        own = ("_name", "ltm", "cmem", "compression")
+        model = config["model"]
+        # short-term and long-term memory together are as long in every row
+        memories.append(
+            model.pop("stm_length") + model.get("ltm_basis", 0) + model.get("cmem_length", 0)
+        )
+        config["model"] = {k: v for k, v in model.items() if not k.startswith(own)}
+        shared.append(config)
+    assert all(config == shared[0] for config in shared)
+    assert len(set(memories)) == 1
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_config_of_the_paper_says_what_its_architecture_says(row):
+    model = yaml.safe_load((CONFIGS / "paper" / f"{row}.yaml").read_text())["model"]
+    args = argparse.Namespace()
+    ARCH_CONFIG_REGISTRY[model.pop("_name") + "_sorting"](args)
+    assert {**vars(args), **{k: True for k in model if k == "ltm_sticky"}} == model
+
+
+@pytest.fixture
+def experiment(monkeypatch, tmp_path):
+    """-> scripts/sorting.py as a module, at a tiny scale, and its arguments"""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    module = importlib.import_module("sorting")
+    tiny = {"segment": 8, "lengths": (16, 24, 32), "sizes": (20, 4, 9), "basis": (4, 8)}
+    monkeypatch.setitem(module.SCALES, "small", tiny)
+    args = argparse.Namespace(
+        scale="small", seeds=[1, 2], jobs=1, threads=1, cpu=True,
+        data=tmp_path / "data", out=tmp_path / "out", figures=tmp_path / "figures",
+        overrides="""optimization.max_update=2 task.tokens_per_sample=8 model.decoder_embed_dim=16
+            model.decoder_ffn_embed_dim=16 model.stm_length=8""".split(),
+    )  # fmt: skip
+    return module, args
+
+
+def rows_of(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_one_run_is_trained_tested_and_not_run_again(experiment, capfd):
+    module, args = experiment
+    module.prepare(args, 24)
+    name, overrides = "infinite_former-24", ["model.ltm_basis=4", "model.ltm_widths=auto"]
+    result = module.work(args, "infinite_former", 24, 1, name, overrides)
+    assert 0 <= result["accuracy"] <= 100 and -1 <= result["kendall_tau"] <= 1
+    assert 0 < result["regression_error"] < 1.5
+    log = args.out / "small" / name / "seed1" / "train.log"
+    before = log.read_text()
+    assert module.work(args, "infinite_former", 24, 1, name, overrides) == result
+    assert log.read_text() == before
+    with pytest.raises(SystemExit, match="has another overrides: choose another --out"):
+        module.work(args, "infinite_former", 24, 1, name, ["model.ltm_basis=8"])
+
+
+def test_the_figures_show_every_run_with_chance_and_oracle(experiment, monkeypatch, capsys):
+    """The runs themselves are the test above: here each is its own made-up result."""
+    module, args = experiment
+    asked = []
+
+    def made_up(args, model, length, seed, name, overrides):
+        asked.append((name, seed, tuple(overrides)))
+        return {
+            "model": model, "length": length, "seed": seed, "seconds": 60, "nll_loss": 2.0,
+            "accuracy": 20.0 + 10 * len(model) / length + seed, "exact_match": 1.0,
+            "kendall_tau": 0.5, "regression_error": 0.25 * seed,
+        }  # fmt: skip
+
+    monkeypatch.setattr(module, "work", made_up)
+    module.lengths(args)
+    assert len(set(asked)) == len(asked) == 4 * 3 * 2
+    rates = {(n, o) for n, _, o in asked if n.startswith("compressive")}
+    assert rates == {
+        (f"compressive_transformer-{n}", (f"model.compression_rate={c}",))
+        for n, c in ((16, 2), (24, 6), (32, 12))
+    }
+    rows = rows_of(args.figures / "lengths.csv")
+    assert len(rows) == 4 * 3 * 2 + 3 * 3
+    told = {(r["model"], r["length"]): float(r["accuracy"]) for r in rows if not r["seed"]}
+    for length in ("16", "24", "32"):
+        chance = told["chance", length]
+        assert 15 < chance < told["counts the last 16", length] <= told["counts everything", length]
+    printed = capsys.readouterr().out
+    for name in ("Transformer-XL", "∞-former, sticky", "chance", "counts everything"):
+        assert f"| {name} |" in printed
+    assert (args.figures / "lengths.png").read_bytes()[:4] == b"\x89PNG"
+
+    asked.clear()
+    module.basis(args)
+    # N = L with the paper's widths is the run of the first figure
+    assert ("infinite_former-24", 1, ()) in asked and len(set(asked)) == 2 * 2 * 2
+    rows = rows_of(args.figures / "basis.csv")
+    assert {(r["widths"], r["basis"], r["seed"]) for r in rows} == {
+        (w, n, s) for w in ("0.01,0.05", "auto") for n in "48" for s in "12"
+    }
+    assert "| `auto` | regression error | 0.38 ± 0.18 | 0.38 ± 0.18 |" in capsys.readouterr().out
+    assert (args.figures / "basis.png").read_bytes()[:4] == b"\x89PNG"

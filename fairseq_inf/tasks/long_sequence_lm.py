@@ -143,10 +143,14 @@ class LongSequenceLMTask(FairseqTask):
             # criterion is fairseq-generate
             if self._has_criterion or "epoch" in kwargs:
                 return self._segments(dataset, **kwargs)
-            prompts = dataset.prompts()
+            prompts = self.prompts(dataset)
             dataset = PromptDataset([*prompts.values()], self.dictionary.pad(), [*prompts])
         names = ("max_tokens", "max_sentences", "num_shards", "shard_id")
         return dataset.batches(**{name: kwargs[name] for name in names if name in kwargs})
+
+    def prompts(self, dataset):
+        """-> number and tokens of each text to go on with: dict"""
+        return dataset.prompts()
 
     def _segments(
         self,

@@ -54,6 +54,22 @@ class SortingTask(LongSequenceLMTask):
         length = self.cfg.tokens_per_sample
         return SequenceBatches(dataset, rows, length, own, self.asks, shuffle_seed)
 
+    def prompts(self, dataset):
+        """A sequence up to <sep>: what fairseq-generate goes on with is its order."""
+        texts = dataset.prompts()
+        return {n: text[: text.tolist().index(self.asks) + 1] for n, text in texts.items()}
+
+    # every batch begins with an empty memory, so that there is none to save
+
+    def save_memory(self):
+        return {}
+
+    def restore_memory(self, tensors, rows):
+        pass
+
+    def gather_memory(self):
+        pass
+
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         model.train()
         step = super().train_step
