@@ -5,6 +5,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
+from fairseq_inf.analysis.regression import regression_error
 from fairseq_inf.criterions.cross_entropy_with_kl import CrossEntropyWithKL
 from fairseq_inf.models.compressive_transformer import (
     CompressiveTransformerConfig,
@@ -421,6 +422,58 @@ def test_every_parameter_has_a_gradient_in_every_step(name):
         out, extra = model(text(2, 5, seed=i), None, torch.full((2,), i == 0))
         (out.sum() + extra.get("reconstruction", 0)).backward()
         assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+def test_auto_widths_are_tied_to_the_number_of_functions():
+    memory = make_model(ltm_basis=16, ltm_widths="auto").decoder.layers[0].memory
+    assert memory.basis.distinct_widths == (2 / 16, 8 / 16)
+    # the narrow ones are as wide as their centres are apart, but for the two ends
+    assert memory.basis.centers[1] - memory.basis.centers[0] == pytest.approx(2 / 16, rel=0.15)
+    with pytest.raises(ValueError, match="--ltm-basis 15 cannot be shared evenly by 2 widths"):
+        make_model(ltm_basis=15, ltm_widths="auto")
+
+
+def test_the_regression_error_is_that_of_every_vector_at_its_place():
+    """Followed by hand: a vector of the first write at t = i/T is at tau t after the second."""
+    decoder = make_model(ltm_sticky=False, ltm_tau=0.6, stm_length=4).decoder
+    tokens = text(2, 16)
+    found = regression_error(decoder, tokens, 4)
+    state, stored = decoder.initial_state(2), []
+    with torch.no_grad():
+        for part in tokens.split(4, dim=1):
+            stored.append([x[:, -4:] for x in state.recent])
+            _, state, _ = decoder(part, state)
+        for number, layer in enumerate(decoder.layers):
+            # the first is the empty one of the start; the last is still in the short-term memory
+            x = torch.cat([layer.memory._gated(part[number]) for part in stored[1:3]], dim=1)
+            t = torch.tensor([0.15, 0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 1.0])
+            memory = state.memories[number]
+            signal = torch.zeros_like(x)
+            for place, value in enumerate(t):
+                for j in range(8):
+                    center, width = layer.memory.basis.centers[j], layer.memory.basis.widths[j]
+                    height = torch.distributions.Normal(center, width).log_prob(value).exp()
+                    signal[:, place] += height * memory.coefficients[:, j]
+            assert found[number] == pytest.approx(float((signal - x).norm() / x.norm()), rel=1e-4)
+    with pytest.raises(ValueError, match="sticky"):
+        regression_error(make_model().decoder, tokens, 4)
+
+
+@pytest.mark.parametrize("softmax", [None, "10,20"])
+def test_accuracy_is_the_share_of_targets_that_are_the_likeliest_word(softmax):
+    model = make_model(adaptive_softmax_cutoff=softmax)
+    pad = model.decoder.dictionary.pad()
+    task = SimpleNamespace(target_dictionary=model.decoder.dictionary)
+    criterion = CrossEntropyWithKL(task, 0, 0.1, report_accuracy=True)
+    tokens = text(2, 6)
+    with torch.no_grad():
+        best = model.get_normalized_probs(model(tokens), log_probs=True).argmax(dim=-1)
+        target = best.clone()
+        target[0, 1], target[1, 3] = (best[0, 1] - 3) % 10 + 4, (best[1, 3] - 3) % 10 + 4
+        target[:, -1] = pad
+        sample = {"net_input": {"src_tokens": tokens}, "target": target, "ntokens": 10}
+        _, _, log = criterion(model, {**sample, "nsentences": 2})
+    assert int(log["correct"]) == 8 and log["accuracy_of"] == 10
 
 
 def test_layers_without_a_memory():
