@@ -15,7 +15,7 @@ from fairseq_inf.data import check_words, load_encoding
 from fairseq_inf.memory import load_state, save_state
 from fairseq_inf.models.generation import new_reading, read
 from fairseq_inf.models.memory_lm import MemoryLM
-from fairseq_inf.tasks import long_sequence_lm  # noqa: F401  (registers it)
+from fairseq_inf.tasks import long_sequence_lm, sorting  # noqa: F401  (registers them)
 from fairseq_inf.tasks.recovery import is_whole
 
 CHUNK = 1 << 18  # characters that are encoded at a time

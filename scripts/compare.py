@@ -32,8 +32,7 @@ def evaluate(args, checkpoint, settings, overrides, log):
         "--document-separator", settings["document_separator"],
         "--model-overrides", repr(overrides),
     ]  # fmt: skip
-    run(command + ["--cpu"] * args.cpu, log, args.threads)
-    printed = Path(log).read_text()
+    _, printed = run(command + ["--cpu"] * args.cpu, log, args.threads)
     tokens = re.findall(r"Evaluated ([\d,]+) tokens", printed)[-1]
     loss = re.findall(r"Loss \(base 2\): (\S+), Perplexity: (\S+)", printed)[-1]
     return {"tokens": int(tokens.replace(",", "")), "bits": float(loss[0]), "ppl": float(loss[1])}

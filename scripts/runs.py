@@ -25,47 +25,63 @@ def tool(name):
 
 
 def run(command, log, threads):
-    """Run a command into a log file; a failure names the log.  -> seconds"""
+    """Run a command into a log file; a failure names the log.  -> seconds, what it printed"""
     env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     begin = time.time()
-    with open(log, "a") as file:
+    with open(log, "a+") as file:
+        start = file.seek(0, os.SEEK_END)
         done = subprocess.run(command, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT)
+        file.seek(start)
+        printed = file.read()
     if done.returncode:
-        printed = Path(log).read_text()
         said = [line for line in printed.splitlines() if line and "HYDRA_FULL_ERROR" not in line]
         reasons = [line for line in said if re.match(r"\w*Error: ", line)] or said
         raise SystemExit(f"{command[0]} failed, see {log}: {' '.join(reasons[-1:])}")
-    return time.time() - begin
+    return time.time() - begin, printed
 
 
 def train(config, data, seed, folder, overrides, threads, cpu):
     """Train a hydra config, or go on with it, in a folder.  -> seconds"""
+    done = folder / "trained.json"  # fairseq would add a step to a training that is finished
+    if done.is_file():
+        return json.loads(done.read_text())["seconds"]
     command = [
         tool("fairseq-hydra-train"),
         "--config-dir", str(config.parent), "--config-name", config.stem,
         f"task.data='{data}'", f"common.seed={seed}", f"checkpoint.save_dir='{folder}'",
         f"common.user_dir='{ROOT / 'fairseq_inf'}'", f"hydra.run.dir='{folder}'", *overrides,
     ]  # fmt: skip
-    return run(command + ["common.cpu=true"] * cpu, folder / "train.log", threads)
+    seconds, _ = run(command + ["common.cpu=true"] * cpu, folder / "train.log", threads)
+    write_json(done, {"seconds": seconds})
+    return seconds
 
 
 def once(folder, asked, work):
     """The result of `work()`, or the one that an earlier call has left in the folder.
 
-    asked: what the result depends on, by name; one that depends on something else is refused."""
-    folder.mkdir(parents=True, exist_ok=True)
-    done = folder / "result.json"
-    if done.is_file():
-        result = json.loads(done.read_text())
+    asked: what the result depends on, by name; a folder that was begun otherwise is refused."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SystemExit(f"--out: cannot make {folder}: {error.strerror}") from None
+    begun, done = folder / "asked.json", folder / "result.json"
+    if begun.is_file():
+        before = json.loads(begun.read_text())
         for name, value in asked.items():
-            if result["asked"].get(name) != value:
-                raise SystemExit(f"{done} has another {name}: choose another --out, or remove it")
-        return result
-    result = {**work(), "asked": asked}
-    partial = done.with_suffix(".partial")
-    partial.write_text(json.dumps(result, indent=1))
-    partial.replace(done)
-    return result
+            if before.get(name) != value:
+                raise SystemExit(f"{folder} has another {name}: choose another --out, or remove it")
+    else:
+        write_json(begun, asked)
+    if not done.is_file():
+        write_json(done, work())
+    return json.loads(done.read_text())
+
+
+def write_json(path, value):
+    """Never leaves half a file."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(value, indent=1))
+    partial.replace(path)
 
 
 def side_by_side(jobs, calls, report):
@@ -77,8 +93,8 @@ def side_by_side(jobs, calls, report):
             for future in concurrent.futures.as_completed(futures):
                 results.append(future.result())
                 print(report(results[-1]), flush=True)
-        except SystemExit:
-            pool.shutdown(cancel_futures=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
             raise
     return results
 

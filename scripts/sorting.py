@@ -20,29 +20,36 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
+from fairseq import checkpoint_utils
 from runs import MODELS, ROOT, once, run, side_by_side, spread, threads_each, tool, train
 
-from fairseq_inf.data.sorting import draw, oracle_accuracy
+import fairseq_inf.models
+import fairseq_inf.tasks.sorting  # noqa: F401  (registers it)
+from fairseq_inf.analysis.regression import regression_error
+from fairseq_inf.data.sorting import SUMMARY, chance_accuracy, draw, oracle_accuracy
 
 CONFIGS = ROOT / "examples" / "sorting" / "config"
 VOCABULARY = 20
-# lengths, about 4, 8 and 16 segments; sizes of train, valid and test; N of the second figure
+# lengths, 3.6 to 3.9, 7.6 to 7.8 and 15.6 segments; compression rates for them: the highest that
+# the paper tried, but 6 for 12 in small, which a pilot found better; sizes of train, valid and
+# test; N of the second figure
 SCALES = {
     "paper": {
         "segment": 1024,
         "lengths": (4000, 8000, 16000),
+        "rates": (2, 6, 12),
         "sizes": (8000, 800, 800),
-        "basis": (64, 128, 256, 512, 1024, 2048),
+        "basis": (256, 512, 1024, 2048, 4096),
     },
     "small": {
         "segment": 64,
-        "lengths": (256, 512, 1024),
+        "lengths": (232, 488, 1000),
+        "rates": (2, 6, 6),
         "sizes": (20000, 400, 800),
-        "basis": (8, 16, 32, 64, 128, 256),
+        "basis": (16, 32, 64, 128, 256),
     },
 }
-# the highest rates that the paper tried: the slots then reach back to the beginning, or nearly
-RATES = (2, 6, 12)
 WIDTHS = ("0.01,0.05", "auto")
 NAMES = {
     "transformer_xl": "Transformer-XL",
@@ -52,19 +59,27 @@ NAMES = {
 }
 
 
+def data_bin(args, length):
+    return Path(args.data).resolve() / f"sorting-{args.scale}-{length}"
+
+
 def prepare(args, length):
-    """-> the data-bin of a length"""
-    folder = Path(args.data).resolve() / f"sorting-{args.scale}-{length}"
-    if not folder.is_dir():
-        sizes = map(str, SCALES[args.scale]["sizes"])
-        subprocess.run(
-            [
-                sys.executable, "-m", "fairseq_inf.data.sorting", str(folder),
-                "--length", str(length), "--vocabulary", str(VOCABULARY), "--sizes", *sizes,
-            ],
-            cwd=ROOT, check=True,
-        )  # fmt: skip
-    return folder
+    """Make the data of a length, or see that it is there."""
+    folder = data_bin(args, length)
+    sizes = SCALES[args.scale]["sizes"]
+    wanted = {"length": length, "vocabulary": VOCABULARY, "sizes": list(sizes), "seed": 1}
+    if not folder.exists():
+        command = [
+            sys.executable, "-m", "fairseq_inf.data.sorting", str(folder), "--seed", "1",
+            "--length", str(length), "--vocabulary", str(VOCABULARY), "--sizes", *map(str, sizes),
+        ]  # fmt: skip
+        if subprocess.run(command, cwd=ROOT).returncode:
+            raise SystemExit(
+                f"--data {args.data}: the data of length {length} cannot be made there"
+            )
+    summary = folder / SUMMARY
+    if not summary.is_file() or json.loads(summary.read_text()) != wanted:
+        raise SystemExit(f"{folder} is not data of {wanted}: remove it, or name another --data")
 
 
 def work(args, model, length, seed, name, overrides):
@@ -72,47 +87,41 @@ def work(args, model, length, seed, name, overrides):
     config = CONFIGS / args.scale / f"{model}.yaml"
     folder = Path(args.out).resolve() / args.scale / name / f"seed{seed}"
     overrides = overrides + args.overrides
-    data = Path(args.data).resolve() / f"sorting-{args.scale}-{length}"
-    asked = {"overrides": overrides, "config": config.read_text()}
+    data = data_bin(args, length)
+    asked = {"data": str(data), "overrides": overrides, "config": config.read_text()}
 
     def measure():
         seconds = train(config, data, seed, folder, overrides, args.threads, args.cpu)
-        log = folder / "test.log"
+        checkpoint = folder / "checkpoint_last.pt"
         command = [
             tool("fairseq-validate"), str(data), "--user-dir", str(ROOT / "fairseq_inf"),
-            "--task", "sorting", "--path", str(folder / "checkpoint_last.pt"),
-            "--valid-subset", "test", "--batch-size", "40", "--eval-order", "--log-format", "json",
-            "--tokens-per-sample", str(SCALES[args.scale]["segment"]), "--num-workers", "0",
+            "--task", "sorting", "--path", str(checkpoint), "--valid-subset", "test",
+            "--batch-size", "40", "--eval-order", "--log-format", "json", "--num-workers", "0",
         ]  # fmt: skip
-        run(command + ["--cpu"] * args.cpu, log, args.threads)
-        printed = json.loads(re.findall(r"\| test \| ({.*})", log.read_text())[-1])
+        _, printed = run(command + ["--cpu"] * args.cpu, folder / "test.log", args.threads)
+        measured = json.loads(re.findall(r"\| test \| ({.*})", printed)[-1])
         names = ("accuracy", "exact_match", "kendall_tau", "nll_loss")
         result = {"model": model, "length": length, "seed": seed, "seconds": seconds}
-        result.update({name: float(printed[f"test_{name}"]) for name in names})
+        result.update({name: float(measured[f"test_{name}"]) for name in names})
         if model == "infinite_former":
-            errors = test_regression(folder / "checkpoint_last.pt", data, args)
-            result["regression_error"] = statistics.mean(errors)
+            result["regression_error"] = test_regression(checkpoint, data)
         return result
 
     return once(folder, asked, measure)
 
 
-def test_regression(checkpoint, data, args):
-    """-> relative error of the memory of each layer, over 100 test sequences"""
-    import torch
-    from fairseq import checkpoint_utils
-
-    import fairseq_inf.models
-    import fairseq_inf.tasks.sorting  # noqa: F401  (registers it)
-    from fairseq_inf.analysis.regression import regression_error
-
+def test_regression(checkpoint, data):
+    """-> relative error of the memories, the mean over layers and 96 test sequences"""
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
         [str(checkpoint)], arg_overrides={"data": str(data)}
     )
     task.load_dataset("test")
-    dataset = task.dataset("test")
-    tokens = torch.stack([dataset[i] for i in range(min(100, len(dataset)))])
-    return regression_error(model.eval().decoder, tokens, SCALES[args.scale]["segment"])
+    dataset, eos = task.dataset("test"), torch.tensor([task.dictionary.eos()])
+    # read as in validation: eos, then the line without its own
+    lines = [torch.cat([eos, dataset[i][:-1]]) for i in range(min(96, len(dataset)))]
+    decoder, length = model.eval().decoder, task.cfg.tokens_per_sample
+    errors = [regression_error(decoder, part, length) for part in torch.stack(lines).split(8)]
+    return statistics.mean(error for part in errors for error in part)
 
 
 def references(args, lengths):
@@ -122,19 +131,18 @@ def references(args, lengths):
     for length in lengths:
         rng = np.random.default_rng(length)
         told = [draw(rng, VOCABULARY, length) for _ in range(800)]
-        for name, window in (
-            ("chance", 0),
-            (f"counts the last {2 * segment}", 2 * segment),
-            ("counts everything", None),
+        window = 2 * segment + length % segment  # what self-attention of Transformer-XL sees
+        for name, accuracy in (
+            ("chance", chance_accuracy(VOCABULARY)),
+            ("counts what Transformer-XL sees", oracle_accuracy(told, VOCABULARY, window)),
+            ("counts everything", oracle_accuracy(told, VOCABULARY)),
         ):
-            accuracy = 100 * oracle_accuracy(told, VOCABULARY, window)
-            rows.append({"model": name, "length": length, "accuracy": round(accuracy, 2)})
+            rows.append({"model": name, "length": length, "accuracy": round(100 * accuracy, 2)})
     return rows
 
 
 def write(args, name, columns, rows):
-    path = Path(args.figures) / f"{name}.csv"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = Path(args.out) / args.scale / f"{name}.csv"
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, columns, extrasaction="ignore", restval="")
         writer.writeheader()
@@ -162,7 +170,7 @@ def lengths(args):
         prepare(args, length)
     calls = []
     for seed in args.seeds:
-        for length, rate in zip(scale["lengths"], RATES, strict=True):
+        for length, rate in zip(scale["lengths"], scale["rates"], strict=True):
             for model in MODELS:
                 overrides = []
                 if model == "compressive_transformer":
@@ -327,8 +335,9 @@ def main():
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
     parser.add_argument("--data", default="data-bin", help="folder for the data")
-    parser.add_argument("--out", default="sorting", help="folder for checkpoints and results")
-    parser.add_argument("--figures", default="sorting", help="folder for the PNG and the CSV")
+    parser.add_argument(
+        "--out", default="sorting", help="folder for checkpoints, results and figures"
+    )
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_intermixed_args()
     wrong = [word for word in args.overrides if "=" not in word]

@@ -455,8 +455,11 @@ def test_the_regression_error_is_that_of_every_vector_at_its_place():
                     height = torch.distributions.Normal(center, width).log_prob(value).exp()
                     signal[:, place] += height * memory.coefficients[:, j]
             assert found[number] == pytest.approx(float((signal - x).norm() / x.norm()), rel=1e-4)
-    with pytest.raises(ValueError, match="sticky"):
-        regression_error(make_model().decoder, tokens, 4)
+    for other in (make_model(), make_model("compressive_transformer")):
+        with pytest.raises(ValueError, match="only in a continuous memory that is not sticky"):
+            regression_error(other.decoder, tokens, 4)
+    with pytest.raises(ValueError, match="nothing of 4 tokens in segments of 4 has left"):
+        regression_error(decoder, tokens[:, :4], 4)
 
 
 @pytest.mark.parametrize("softmax", [None, "10,20"])
@@ -473,7 +476,10 @@ def test_accuracy_is_the_share_of_targets_that_are_the_likeliest_word(softmax):
         target[:, -1] = pad
         sample = {"net_input": {"src_tokens": tokens}, "target": target, "ntokens": 10}
         _, _, log = criterion(model, {**sample, "nsentences": 2})
-    assert int(log["correct"]) == 8 and log["accuracy_of"] == 10
+        assert int(log["correct"]) == 8 and log["accuracy_of"] == 10
+        sample["target"] = torch.full_like(target, pad)  # a segment without targets
+        _, _, log = criterion(model, {**sample, "ntokens": 0, "nsentences": 2})
+        assert int(log["correct"]) == 0
 
 
 def test_layers_without_a_memory():
@@ -505,6 +511,7 @@ def test_half_precision_follows_single_precision(dtype, name):
         ({"ltm_basis": 7}, "--ltm-basis"),
         ({"ltm_basis": 0}, "transformer_xl_lm"),
         ({"ltm_widths": "0.01,wide"}, "--ltm-widths"),
+        ({"ltm_widths": "Auto"}, "--ltm-widths \\(auto, or 0.01,0.05\\)"),
         ({"ltm_tau": 1.5}, "--ltm-tau"),
         ({"ltm_layers": "0,2"}, "--ltm-layers"),
         ({"ltm_widths": "nan,0.1"}, "--ltm-widths"),

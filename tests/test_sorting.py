@@ -1,6 +1,7 @@
 import argparse
 import collections
 import csv
+import functools
 import importlib
 import itertools
 import math
@@ -8,28 +9,30 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import BASELINES, MODEL, ROOT, fairseq, finish, load, start_training
+from conftest import BASELINES, MODEL, ROOT, fairseq, finish, load, start_training, tool
 from fairseq import options, tasks
 from fairseq.data import Dictionary, data_utils, indexed_dataset
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_CONFIG_REGISTRY
 
-import fairseq_inf.models
 import fairseq_inf.tasks.sorting  # noqa: F401  (registers it)
 from fairseq_inf.data import SequenceBatches, StreamDataset
 from fairseq_inf.data.sorting import (
     SEPARATOR,
+    chance_accuracy,
     dictionary,
     draw,
     kendall_tau,
     oracle_accuracy,
     sort,
 )
+from fairseq_inf.models import InfiniteFormerLM
 
 V, T, L = 5, 30, 8
 
@@ -170,6 +173,8 @@ def test_bad_sizes_and_folders_are_refused_in_one_sentence(data, tmp_path):
     (tmp_path / "file").write_text("")
     said = prepare(tmp_path / "file" / "new", "--sizes", 1, 1, 1, ok=False)
     assert said.strip().splitlines()[-1].startswith(f"cannot write {tmp_path}/file/new: ")
+    said = prepare(tmp_path / "new", "--length", 10**13, ok=False)
+    assert said.strip().splitlines()[-1] == f"cannot write {tmp_path}/new: out of memory"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
@@ -179,8 +184,8 @@ def test_bad_sizes_and_folders_are_refused_in_one_sentence(data, tmp_path):
 def test_chance_is_a_guess_among_the_tokens_not_named_yet():
     rng = np.random.default_rng(0)
     told = [draw(rng, V, T) for _ in range(20_000)]
-    chance = sum(1 / k for k in range(1, V + 1)) / V
-    assert abs(oracle_accuracy(told, V, window=0) - chance) < 0.005
+    assert chance_accuracy(2) == 0.75  # one of two, and then the other
+    assert abs(oracle_accuracy(told, V, window=0) - chance_accuracy(V)) < 0.005
 
 
 def test_an_oracle_that_counts_everything_errs_only_in_ties():
@@ -272,14 +277,16 @@ def test_sequences_are_shuffled_by_seed(data):
     assert sorted(a) == sorted(c)
 
 
-def test_a_line_without_a_separator_is_refused(tmp_path):
+@pytest.mark.parametrize("line", [[4, 5, 4, 5], [4, 5, 9], [4, 9, 5, 9, 4]], ids=str)
+def test_a_line_without_one_separator_and_an_answer_is_refused(tmp_path, line):
     words = dictionary(V)
+    assert words.index(SEPARATOR) == 9
     words.save(str(tmp_path / "dict.txt"))
     builder = indexed_dataset.make_builder(str(tmp_path / "valid.bin"), "mmap", len(words))
-    builder.add_item(torch.tensor([4, 5, words.index(SEPARATOR), 4, 5, words.eos()]))
-    builder.add_item(torch.tensor([4, 5, 4, 5, words.eos()]))
+    for tokens in ([4, 5, 9, 4, 5], line):
+        builder.add_item(torch.tensor([*tokens, words.eos()]))
     builder.finalize(str(tmp_path / "valid.idx"))
-    with pytest.raises(ValueError, match="line 2 of valid has 0 times <sep>"):
+    with pytest.raises(ValueError, match="line 2 of valid must have <sep> once, between a seq"):
         batches(tmp_path, 2)
 
 
@@ -288,9 +295,9 @@ def test_data_of_another_task_is_refused(data_bin, tmp_path):
     assert re.search(r"ValueError: the dictionary of \S+ has no <sep>: make the data with", printed)
 
 
-def build(data, *args):
-    """-> task, model and criterion as fairseq-train builds them, with the training split"""
-    argv = [str(data), *TASK[2:], *MODEL, *TRAIN, *args]
+def build(data, *args, model=MODEL):
+    """-> task, model and criterion as fairseq-train builds them"""
+    argv = [str(data), *TASK[2:], *model, *TRAIN, *args]
     parsed = options.parse_args_and_arch(options.get_training_parser(), argv)
     cfg = convert_namespace_to_omegaconf(parsed)
     task = tasks.setup_task(cfg.task)
@@ -306,8 +313,8 @@ class Backward:
         loss.backward()
 
 
-def gradients(data, sample, *args):
-    task, model, criterion = build(data, *args)
+def gradients(data, sample, *args, **kwargs):
+    task, model, criterion = build(data, *args, **kwargs)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda x: saved.append(x.numel()) or x, lambda x: x
@@ -334,10 +341,16 @@ def test_segments_without_targets_keep_no_graph_unless_asked(data):
     for name, p in model.named_parameters():
         torch.testing.assert_close(grads[name], p.grad, rtol=1e-5, atol=1e-6)
 
-    more, size, _, others, graph = gradients(data, sample, "--learn-from-all")
-    assert size == 4 * V and more > loss and graph > 2 * saved
-    name = "decoder.layers.0.memory.locate.bias"
+    # the compressive memory learns from what it compresses on the way
+    model = BASELINES["compressive_transformer_lm"]
+    model = [*model, "--stm-length", "4", "--compression-rate", "2"]
+    few, size, _, grads, saved = gradients(data, sample, model=model)
+    more, other_size, _, others, graph = gradients(data, sample, "--learn-from-all", model=model)
+    assert size == other_size == 4 * V and more > few and graph > 2 * saved
+    name = "decoder.layers.0.memory.convolution.weight"
     assert not torch.allclose(others[name], grads[name])
+    name = "decoder.layers.0.inner.weight"
+    torch.testing.assert_close(others[name], grads[name])
 
 
 @pytest.fixture(scope="module")
@@ -409,10 +422,12 @@ SGD = "--optimizer nag --momentum 0 --lr 0.05 --save-interval-updates 4 --max-up
 def test_two_processes_equal_one_and_a_training_goes_on_as_if_nothing_had_happened(
     data, tmp_path, model
 ):
-    """60 sequences in batches of 8: the last one leaves rows empty, and a whole process."""
+    """Batches of 8: the last one of the 60 to train on, and of the 13 to validate with, leaves
+    rows empty, and the last of the 4 at a time in validation the second process."""
 
     def run(name, updates, world):
         args = [data, *TASK, *model, *TRAIN, "--save-dir", tmp_path / name, *SGD, updates]
+        args += ["--eval-order", "--batch-size-valid", 4 // world]
         finish(start_training(args, world, rows=8))
         return load(tmp_path / name / "checkpoint_last.pt")
 
@@ -439,6 +454,28 @@ def test_fairseq_generate_goes_on_after_the_separator(sorted_run):
     exact = sum(orders[i] == line[16:] for i, line in enumerate(lines))
     printed = validate(data, run, "--batch-size", 7, "--eval-order")
     assert last(printed, "exact_match") == pytest.approx(100 * exact / 60, abs=0.01)
+
+
+def test_what_is_not_for_sorting_is_refused_in_one_sentence(sorted_run):
+    data, run, _ = sorted_run
+    own = ["--path", run / "checkpoint_last.pt", "--tokens-per-sample", L]
+    printed = fairseq("eval-lm", data, *TASK, *own, ok=False)
+    assert "ValueError: fairseq-eval-lm is not for --task sorting" in printed
+    printed = fairseq(
+        "validate", data, *TASK, *own, "--batch-size", 2, "--document-separator", "0", ok=False
+    )
+    assert "ValueError: --document-separator 0 is not for sorting" in printed
+    command = [tool("interactive"), data, *TASK, *own, "--beam", 1, "--max-len-b", 2]
+    done = subprocess.run(
+        [*map(str, command)], cwd=ROOT, text=True, capture_output=True, input="0 1 1\n"
+    )
+    assert "ValueError: a prompt must end with <sep>" in done.stderr
+
+
+def test_the_hub_takes_a_model_that_sorts(sorted_run):
+    data, run, _ = sorted_run
+    hub = InfiniteFormerLM.from_pretrained(str(run), "checkpoint_last.pt", str(data))
+    assert hub.generate("1 0 1 1 0 1 1 1 1 1 1 1 1 0 1 <sep>", max_tokens=2).split()[0] == "1"
 
 
 def test_prepare_makes_a_folder_for_each_length(tmp_path):
@@ -495,11 +532,14 @@ def experiment(monkeypatch, tmp_path):
     """-> scripts/sorting.py as a module, at a tiny scale, and its arguments"""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     module = importlib.import_module("sorting")
-    tiny = {"segment": 8, "lengths": (16, 24, 32), "sizes": (20, 4, 9), "basis": (4, 8)}
+    tiny = {
+        "segment": 8, "lengths": (17, 25, 33), "rates": (2, 6, 12), "sizes": (20, 4, 9),
+        "basis": (4, 8),
+    }  # fmt: skip
     monkeypatch.setitem(module.SCALES, "small", tiny)
     args = argparse.Namespace(
         scale="small", seeds=[1, 2], jobs=1, threads=1, cpu=True,
-        data=tmp_path / "data", out=tmp_path / "out", figures=tmp_path / "figures",
+        data=tmp_path / "data", out=tmp_path / "out",
         overrides="""optimization.max_update=2 task.tokens_per_sample=8 model.decoder_embed_dim=16
             model.decoder_ffn_embed_dim=16 model.stm_length=8""".split(),
     )  # fmt: skip
@@ -513,17 +553,47 @@ def rows_of(path):
 
 def test_one_run_is_trained_tested_and_not_run_again(experiment, capfd):
     module, args = experiment
-    module.prepare(args, 24)
-    name, overrides = "infinite_former-24", ["model.ltm_basis=4", "model.ltm_widths=auto"]
-    result = module.work(args, "infinite_former", 24, 1, name, overrides)
+    module.prepare(args, 25)
+    name, overrides = "infinite_former-25", ["model.ltm_basis=4", "model.ltm_widths=auto"]
+    result = module.work(args, "infinite_former", 25, 1, name, overrides)
     assert 0 <= result["accuracy"] <= 100 and -1 <= result["kendall_tau"] <= 1
     assert 0 < result["regression_error"] < 1.5
-    log = args.out / "small" / name / "seed1" / "train.log"
-    before = log.read_text()
-    assert module.work(args, "infinite_former", 24, 1, name, overrides) == result
-    assert log.read_text() == before
+    folder = args.out / "small" / name / "seed1"
+    before = (folder / "train.log").read_text()
+    assert module.work(args, "infinite_former", 25, 1, name, overrides) == result
+    # broken off between training and test: the training is not touched
+    (folder / "result.json").unlink()
+    assert module.work(args, "infinite_former", 25, 1, name, overrides) == result
+    assert (folder / "train.log").read_text() == before
     with pytest.raises(SystemExit, match="has another overrides: choose another --out"):
-        module.work(args, "infinite_former", 24, 1, name, ["model.ltm_basis=8"])
+        module.work(args, "infinite_former", 25, 1, name, ["model.ltm_basis=8"])
+    # what was begun with other settings is not gone on with either
+    (folder / "result.json").unlink()
+    with pytest.raises(SystemExit, match="has another overrides: choose another --out"):
+        module.work(args, "infinite_former", 25, 1, name, ["model.ltm_basis=8"])
+
+
+def test_other_data_in_the_place_of_the_experiments_is_refused(experiment):
+    module, args = experiment
+    prepare(args.data / "sorting-small-25", "--length", 9, "--sizes", 1, 1, 1)
+    with pytest.raises(SystemExit, match="sorting-small-25 is not data of {'length': 25"):
+        module.prepare(args, 25)
+
+
+def test_a_failure_of_one_run_ends_the_others(experiment):
+    side_by_side = importlib.import_module("runs").side_by_side
+    begun = []
+
+    def call(number):
+        begun.append(number)
+        time.sleep(0.01)
+        if number == 1:
+            raise KeyError("broken")
+        return number
+
+    with pytest.raises(KeyError):
+        side_by_side(1, [functools.partial(call, n) for n in range(200)], str)
+    assert len(begun) < 200
 
 
 def test_the_figures_show_every_run_with_chance_and_oracle(experiment, monkeypatch, capsys):
@@ -540,31 +610,32 @@ def test_the_figures_show_every_run_with_chance_and_oracle(experiment, monkeypat
         }  # fmt: skip
 
     monkeypatch.setattr(module, "work", made_up)
+    (args.out / "small").mkdir(parents=True)
     module.lengths(args)
     assert len(set(asked)) == len(asked) == 4 * 3 * 2
     rates = {(n, o) for n, _, o in asked if n.startswith("compressive")}
     assert rates == {
         (f"compressive_transformer-{n}", (f"model.compression_rate={c}",))
-        for n, c in ((16, 2), (24, 6), (32, 12))
+        for n, c in ((17, 2), (25, 6), (33, 12))
     }
-    rows = rows_of(args.figures / "lengths.csv")
+    rows = rows_of(args.out / "small" / "lengths.csv")
     assert len(rows) == 4 * 3 * 2 + 3 * 3
     told = {(r["model"], r["length"]): float(r["accuracy"]) for r in rows if not r["seed"]}
-    for length in ("16", "24", "32"):
-        chance = told["chance", length]
-        assert 15 < chance < told["counts the last 16", length] <= told["counts everything", length]
+    for length in ("17", "25", "33"):
+        seen = told["counts what Transformer-XL sees", length]
+        assert told["chance", length] == 17.99 < seen <= told["counts everything", length]
     printed = capsys.readouterr().out
     for name in ("Transformer-XL", "∞-former, sticky", "chance", "counts everything"):
         assert f"| {name} |" in printed
-    assert (args.figures / "lengths.png").read_bytes()[:4] == b"\x89PNG"
+    assert (args.out / "small" / "lengths.png").read_bytes()[:4] == b"\x89PNG"
 
     asked.clear()
     module.basis(args)
     # N = L with the paper's widths is the run of the first figure
-    assert ("infinite_former-24", 1, ()) in asked and len(set(asked)) == 2 * 2 * 2
-    rows = rows_of(args.figures / "basis.csv")
+    assert ("infinite_former-25", 1, ()) in asked and len(set(asked)) == 2 * 2 * 2
+    rows = rows_of(args.out / "small" / "basis.csv")
     assert {(r["widths"], r["basis"], r["seed"]) for r in rows} == {
         (w, n, s) for w in ("0.01,0.05", "auto") for n in "48" for s in "12"
     }
     assert "| `auto` | regression error | 0.38 ± 0.18 | 0.38 ± 0.18 |" in capsys.readouterr().out
-    assert (args.figures / "basis.png").read_bytes()[:4] == b"\x89PNG"
+    assert (args.out / "small" / "basis.png").read_bytes()[:4] == b"\x89PNG"

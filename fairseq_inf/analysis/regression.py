@@ -2,6 +2,8 @@
 
 import torch
 
+from fairseq_inf.memory import ContinuousMemory
+
 
 @torch.no_grad()
 def regression_error(decoder, tokens, length):
@@ -12,8 +14,10 @@ def regression_error(decoder, tokens, length):
     such places.  -> the relative error of each layer that has a memory: list of float
     """
     memories = [layer.memory for layer in decoder.layers if layer.memory is not None]
-    if any(memory.sticky for memory in memories):
-        raise ValueError("where a vector is in a sticky memory cannot be told: take an even one")
+    if not all(isinstance(memory, ContinuousMemory) and not memory.sticky for memory in memories):
+        raise ValueError(
+            "only in a continuous memory that is not sticky can be told where a vector is"
+        )
     stored = [[] for _ in memories]
     places = [torch.zeros(0, dtype=torch.float64) for _ in memories]
 
@@ -40,6 +44,11 @@ def regression_error(decoder, tokens, length):
     finally:
         for hook in hooks:
             hook.remove()
+    if not all(stored):
+        raise ValueError(
+            f"nothing of {tokens.size(1)} tokens in segments of {length} has left the short-term "
+            f"memory of {decoder.stm_length}: read more"
+        )
     errors = []
     for memory, own, place, after in zip(memories, stored, places, state.memories, strict=True):
         x = torch.cat(own, dim=1).to(after.coefficients.dtype)

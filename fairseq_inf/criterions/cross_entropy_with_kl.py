@@ -29,8 +29,9 @@ class CrossEntropyWithKL(FairseqCriterion):
     """L = L_NLL + kl_weight * L_KL + reconstruction_weight * L_R, summed over the real tokens.
 
     L_KL = sum over layers, heads and tokens of KL(N(mu, sigma^2) || N(mu, kl_sigma^2)); tokens
-    that read an empty memory, and models without one, have none.  L_R is what the model has
-    under "reconstruction": a compressive memory's in training, and nothing otherwise.
+    without a target or that read an empty memory, and models without one, have none.  L_R is
+    what the model has under "reconstruction": a compressive memory's in training, and nothing
+    otherwise.
     """
 
     def __init__(self, task, kl_weight, kl_sigma, reconstruction_weight=1.0, report_accuracy=False):
@@ -51,7 +52,7 @@ class CrossEntropyWithKL(FairseqCriterion):
         net_output = model(**sample["net_input"])
         extra = net_output[1] if len(net_output) > 1 and isinstance(net_output[1], dict) else {}
         nll = self.nll(model, net_output, sample["target"])
-        kl, reads, sigma = self.kl(extra, nll)
+        kl, reads, sigma = self.kl(extra, nll, sample["target"] != self.padding_idx)
         loss = nll + self.kl_weight * kl
         reconstruction = extra.get("reconstruction")
         if reconstruction is not None:
@@ -108,17 +109,23 @@ class CrossEntropyWithKL(FairseqCriterion):
         real = target != self.padding_idx
         x, target = net_output[0][real], target[real]
         softmax = getattr(model.decoder, "adaptive_softmax", None)
-        if softmax is not None:
-            x = softmax.get_log_prob(x[None], None)[0]
-        return (x.argmax(dim=-1) == target).sum()
+        if softmax is None:
+            return (x.argmax(dim=-1) == target).sum()
+        correct = torch.zeros_like(target[:0].sum())
+        for part, own in zip(x.split(256), target.split(256), strict=True):
+            if len(own):  # all words of many tokens at once would fill the memory
+                best = softmax.get_log_prob(part[None], None)[0].argmax(dim=-1)
+                correct = correct + (best == own).sum()
+        return correct
 
-    def kl(self, extra, like):
-        """-> KL summed over layers, heads and tokens; how many densities that were; sum of sigma"""
+    def kl(self, extra, like, counted):
+        """counted: B x T, true for tokens with a target.
+        -> KL summed over layers, heads and tokens; how many densities that were; sum of sigma"""
         densities = extra.get("densities") or []
         if not densities:
             zero = torch.zeros_like(like)
             return zero, zero, zero
-        mask = extra["ltm_mask"][:, None, :]  # B x 1 x T
+        mask = (extra["ltm_mask"] & counted)[:, None, :]  # B x 1 x T
         kl = sum((density.kl(self.kl_sigma) * mask).sum() for density in densities)
         with torch.no_grad():
             sigma = sum((density.var.sqrt() * mask).sum() for density in densities)

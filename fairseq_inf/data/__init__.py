@@ -1,7 +1,7 @@
 from .encoding import load_encoding
 from .iterator import StreamIterator
 from .prompts import PromptDataset, check_words, without_end
-from .streams import SegmentBatches, SequenceBatches, StreamDataset
+from .streams import SegmentBatches, SequenceBatches, StreamDataset, find_question
 
 __all__ = [
     "PromptDataset",
@@ -10,6 +10,7 @@ __all__ = [
     "StreamDataset",
     "StreamIterator",
     "check_words",
+    "find_question",
     "load_encoding",
     "without_end",
 ]

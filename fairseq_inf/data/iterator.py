@@ -47,10 +47,10 @@ class StreamIterator(EpochBatchIterator):
             at = done
             if segments != len(self):
                 at = min(len(self) - 1, round(done / (segments or len(self)) * len(self)))
+            afresh = "the memory starts afresh, at segment" if memory else "it goes on at batch"
             logger.warning(
                 f"the checkpoint was made with another memory or streams ({', '.join(changed)}): "
-                "the memory starts afresh, "
-                f"at segment {at} of {len(self)} of epoch {state['epoch']}"
+                f"{afresh} {at} of {len(self)} of epoch {state['epoch']}"
             )
             state["iterations_in_epoch"], memory = at, None
         elif done and memory is None:

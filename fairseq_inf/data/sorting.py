@@ -10,9 +10,11 @@ that came first, at last those that did not occur, in numeric order.
 """
 
 import argparse
+import json
 import os
 import shutil
 import sys
+import tempfile
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ from fairseq.data import Dictionary, indexed_dataset
 from tqdm import tqdm
 
 SEPARATOR = "<sep>"
+SUMMARY = "sorting.json"  # of a data-bin: what it was made with
 
 
 def draw(rng, vocabulary, length):
@@ -34,24 +37,26 @@ def draw(rng, vocabulary, length):
     return np.where(late, drawn[1], drawn[0])
 
 
-def sort(tokens, vocabulary, tie=None):
-    """-> the V tokens by falling frequency, ties by first appearance, absent ones at last.
-
-    tie: V numbers that decide between equally frequent tokens instead, the smallest first."""
+def sort(tokens, vocabulary):
+    """-> the V tokens by falling frequency, ties by first appearance, absent ones at last"""
     counts = np.bincount(tokens, minlength=vocabulary)
-    if tie is None:
-        tie = np.arange(len(tokens), len(tokens) + vocabulary)  # absent: in numeric order
-        np.minimum.at(tie, tokens, np.arange(len(tokens)))
-    return np.lexsort((tie, -counts))
+    first = np.arange(len(tokens), len(tokens) + vocabulary)  # absent: in numeric order
+    np.minimum.at(first, tokens, np.arange(len(tokens)))
+    return np.lexsort((first, -counts))
 
 
-def oracle_accuracy(sequences, vocabulary, window=None, rng=None):
+def chance_accuracy(vocabulary):
+    """Share of the target tokens that a guess among those not named yet gets right."""
+    return sum(1 / left for left in range(1, vocabulary + 1)) / vocabulary
+
+
+def oracle_accuracy(sequences, vocabulary, window=None):
     """Share of the target tokens that a counter gets right, which is told the right ones before.
 
     It counts all tokens, or the last `window` of them; between tokens that it has counted equally
-    often it guesses.  With window = 0 that is chance: a guess among those not named yet.
+    often it guesses.
     """
-    rng = rng or np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     right = total = 0
     for tokens in sequences:
         target = sort(tokens, vocabulary)
@@ -94,6 +99,19 @@ def binarize(folder, split, sequences, vocabulary, words):
     builder.finalize(f"{prefix}.idx")
 
 
+def make(folder, length, vocabulary, sizes, seed):
+    """Write dict.txt and the three splits into a folder."""
+    words = dictionary(vocabulary)
+    words.save(os.path.join(folder, "dict.txt"))
+    for number, (split, size) in enumerate(zip(("train", "valid", "test"), sizes, strict=True)):
+        rng = np.random.default_rng([seed, number, length, vocabulary])
+        sequences = (
+            draw(rng, vocabulary, length)
+            for _ in tqdm(range(size), desc=split, unit=" sequences", mininterval=1)
+        )
+        binarize(folder, split, sequences, vocabulary, words)
+
+
 def main():
     parser = argparse.ArgumentParser(description="Make the data of the sorting task.")
     parser.add_argument("folder", help="folder to make, with dict.txt, train, valid and test")
@@ -114,25 +132,25 @@ def main():
             parser.error(f"{flag} must be at least {least}, got {value}")
     if os.path.exists(args.folder):
         parser.error(f"{args.folder} is there already: remove it, or name another folder")
-    partial = args.folder.rstrip("/") + ".partial"
-    shutil.rmtree(partial, ignore_errors=True)
+    folder = os.path.abspath(args.folder)
+    made = {name: vars(args)[name] for name in ("length", "vocabulary", "sizes", "seed")}
+    partial = None
     try:
-        os.makedirs(partial)
-        words = dictionary(args.vocabulary)
-        words.save(os.path.join(partial, "dict.txt"))
-        for number, (split, size) in enumerate(
-            zip(("train", "valid", "test"), args.sizes, strict=True)
-        ):
-            rng = np.random.default_rng([args.seed, number, args.length, args.vocabulary])
-            sequences = (
-                draw(rng, args.vocabulary, args.length)
-                for _ in tqdm(range(size), desc=split, unit=" sequences", mininterval=1)
-            )
-            binarize(partial, split, sequences, args.vocabulary, words)
-        os.rename(partial, args.folder)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        sys.exit(f"cannot write {args.folder}: {error.strerror}")
+        os.makedirs(os.path.dirname(folder), exist_ok=True)
+        partial = tempfile.mkdtemp(
+            prefix=f"{os.path.basename(folder)}.", dir=os.path.dirname(folder)
+        )
+        make(partial, **made)
+        with open(os.path.join(partial, SUMMARY), "w") as file:
+            json.dump(made, file)
+        os.chmod(partial, 0o755)
+        os.rename(partial, folder)
+    except (OSError, MemoryError) as error:
+        reason = getattr(error, "strerror", None) or "out of memory"
+        sys.exit(f"cannot write {args.folder}: {reason}")
+    finally:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
     print(f"wrote {sum(args.sizes):,} sequences of {args.length:,} tokens to {args.folder}")
 
 

@@ -181,6 +181,19 @@ class SegmentBatches(torch.utils.data.Dataset):
         }
 
 
+def find_question(dataset, document, separator):
+    """Where in a document the separator is, after which its answer stands."""
+    tokens = dataset[document].numpy()
+    found = np.flatnonzero(tokens == separator)
+    if len(found) != 1 or found[0] + 2 >= len(tokens):
+        word = dataset.dictionary[separator]
+        raise ValueError(
+            f"line {document + 1} of {dataset.name} must have {word} once, between a sequence and "
+            "its answer"
+        )
+    return int(found[0])
+
+
 class SequenceBatches(torch.utils.data.Dataset):
     """Item i is a batch of whole documents, one a row, as the list of their segments.
 
@@ -195,18 +208,8 @@ class SequenceBatches(torch.utils.data.Dataset):
         if shuffle_seed is not None:
             np.random.RandomState(shuffle_seed % 2**32).shuffle(self.order)
         # the segment that each document's first target is in
-        self.first = np.array([self._separator(d) + 1 for d in range(len(dataset))]) // length
-
-    def _separator(self, document):
-        """Where in a document the separator is."""
-        found = np.flatnonzero(self.dataset[document].numpy() == self.separator)
-        if len(found) != 1:
-            word = self.dataset.dictionary[self.separator]
-            raise ValueError(
-                f"line {document + 1} of {self.dataset.name} has {len(found)} times {word}: it "
-                "must stand once, between a sequence and what to make of it"
-            )
-        return int(found[0])
+        asked = [find_question(dataset, d, separator) for d in range(len(dataset))]
+        self.first = (np.array(asked) + 1) // length
 
     def __len__(self):
         return -(-len(self.order) // self.rows)

@@ -52,7 +52,7 @@ class InfiniteFormerLM(MemoryLM):
             # each width has N/2 centres, 2/N apart
             widths = [2 / cfg.ltm_basis, 8 / cfg.ltm_basis]
         else:
-            widths = numbers(cfg.ltm_widths, "--ltm-widths", float)
+            widths = numbers(cfg.ltm_widths, "--ltm-widths (auto, or 0.01,0.05)", float)
         layers = set(range(cfg.decoder_layers))
         if cfg.ltm_layers is not None:
             chosen = set(numbers(cfg.ltm_layers, "--ltm-layers", int))

@@ -8,7 +8,7 @@ from fairseq import metrics, utils
 from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 
-from fairseq_inf.data import SequenceBatches
+from fairseq_inf.data import SequenceBatches, find_question
 from fairseq_inf.data.sorting import SEPARATOR, kendall_tau
 from fairseq_inf.models.generation import Continuation, new_reading, read
 
@@ -23,8 +23,8 @@ class SortingConfig(LongSequenceLMConfig):
     learn_from_all: bool = field(
         default=False,
         metadata={
-            "help": "keep the gradient of segments without targets: their KL and reconstruction "
-            "losses count, too"
+            "help": "keep the gradient of segments without targets: a compressive memory learns "
+            "from their reconstruction loss, too"
         },
     )
     eval_order: bool = field(
@@ -43,6 +43,11 @@ class SortingTask(LongSequenceLMTask):
 
     def __init__(self, cfg, dictionary):
         super().__init__(cfg, dictionary)
+        if cfg.document_separator != dictionary.eos_word:
+            raise ValueError(
+                f"--document-separator {cfg.document_separator} is not for sorting: a line is a "
+                "sequence, leave it out"
+            )
         self.asks = dictionary.index(SEPARATOR)
         if self.asks == dictionary.unk():
             raise ValueError(
@@ -54,10 +59,25 @@ class SortingTask(LongSequenceLMTask):
         length = self.cfg.tokens_per_sample
         return SequenceBatches(dataset, rows, length, own, self.asks, shuffle_seed)
 
+    def eval_lm_dataloader(self, dataset, **kwargs):
+        raise ValueError(
+            "fairseq-eval-lm is not for --task sorting, which has targets at the ends only: "
+            "use fairseq-validate --valid-subset"
+        )
+
     def prompts(self, dataset):
         """A sequence up to <sep>: what fairseq-generate goes on with is its order."""
-        texts = dataset.prompts()
-        return {n: text[: text.tolist().index(self.asks) + 1] for n, text in texts.items()}
+        return {
+            number: dataset[number][: find_question(dataset, number, self.asks) + 1]
+            for number in range(len(dataset))
+        }
+
+    def build_dataset_for_inference(self, src_tokens, src_lengths, **kwargs):
+        prompts = super().build_dataset_for_inference(src_tokens, src_lengths, **kwargs)
+        for text in prompts.texts:
+            if int(text[-1]) != self.asks:
+                raise ValueError(f"a prompt must end with {SEPARATOR}: what follows is the order")
+        return prompts
 
     # every batch begins with an empty memory, so that there is none to save
 
@@ -112,7 +132,7 @@ class SortingTask(LongSequenceLMTask):
         kept = count > 0
         tokens, targets, count = tokens[kept], targets[kept], count[kept]
         if not len(tokens):
-            return {}
+            return {"orders": 0, "exact": 0, "tau": 0.0}
         # a stream is eos and then the text; the text up to <sep> is what is asked
         asks = (tokens == self.asks).int().argmax(dim=1)
         prompt = tokens[:, 1 : int(asks.max()) + 1]
