@@ -161,21 +161,24 @@ class ContinuousMemory(nn.Module):
         """counts: how many vectors each row takes."""
         return plan_write(counts, state.tokens, self.threshold)
 
-    def forward(self, query, vectors, state, plan=None, mask=None, key=None):
-        """query: B x H x T x d, or None to write only.  vectors: B x W x e, of which a row takes
-        the last as its plan says (all without a plan).  mask: B x T, true for real tokens.
-        key: B, for sticky sampling.
+    def forward(self, query, vectors, state, plan=None, mask=None, key=None, output=True):
+        """query: B x H x T x d.  vectors: B x W x e, of which a row takes the last as its plan says
+        (all without a plan).  mask: B x T, true for real tokens.  key: B, for sticky sampling.
+        output: False if only the state is wanted, and then the query is needed by a sticky memory
+        alone, and the first result is None.
         -> B x T x e, GaussianDensity of B x H x T, ContinuousState"""
         if plan is None:
             plan = self.plan([vectors.size(1)] * vectors.size(0), state)
         with torch.autocast(vectors.device.type, enabled=False):
             coefficients, longest = self._write(vectors.detach(), state, plan, key)
-        if query is None:
-            state = ContinuousState(coefficients, longest, state.histogram, plan.tokens)
-            return None, None, state
-        output, density = self.read(query, *self.probes_and_values(coefficients, query.dtype))
+        found = density = None
+        if output:
+            probes, values = self.probes_and_values(coefficients, query.dtype)
+            found, density = self.read(query, probes, values)
+        elif self.sticky:
+            density = self.locate_reads(query, self.probes(coefficients))
         histogram = self._histogram(density, mask, state) if self.sticky else state.histogram
-        return output, density, ContinuousState(coefficients, longest, histogram, plan.tokens)
+        return found, density, ContinuousState(coefficients, longest, histogram, plan.tokens)
 
     def _write(self, vectors, state, plan, key):
         """Update the rows as the plan says.  -> coefficients: B x N x e, longest: B"""
@@ -245,26 +248,34 @@ class ContinuousMemory(nn.Module):
 
     def probes_and_values(self, coefficients, dtype):
         """What reads need of the signal B, whatever the query.
+        -> probes: B x H x d x 2, values B W^V: B x H x N x d"""
+        b, h = coefficients.size(0), self.num_heads
+        values = self.value(coefficients.to(dtype))
+        values = values.view(b, self.num_basis, h, -1).transpose(1, 2)
+        return self.probes(coefficients), values
 
-        Only w . (K q) = (K^T w) . q is needed of the scores K q, K = B W^K, so K itself is never
-        formed.  -> probes: B x H x d x 2, values B W^V: B x H x N x d
-        """
+    def probes(self, coefficients):
+        """Only w . (K q) = (K^T w) . q is needed of the scores K q, K = B W^K, so K itself is never
+        formed.  -> B x H x d x 2"""
         b, h = coefficients.size(0), self.num_heads
         with torch.autocast(coefficients.device.type, enabled=False):
             exact = coefficients.dtype
             probes = self.locate.weight.to(exact) @ coefficients  # B x 2 x e
             probes = F.linear(probes, self.key.weight.to(exact)).view(b, 2, h, -1)
-            probes = probes.permute(0, 2, 3, 1) / math.sqrt(self.dim // h)
-        values = self.value(coefficients.to(dtype))
-        return probes, values.view(b, self.num_basis, h, -1).transpose(1, 2)
+            return probes.permute(0, 2, 3, 1) / math.sqrt(self.dim // h)
+
+    def locate_reads(self, query, probes):
+        """-> GaussianDensity of B x H x T"""
+        with torch.autocast(query.device.type, enabled=False):
+            logits = query.to(probes.dtype) @ probes + self.locate.bias.to(probes.dtype)
+            mu, var = logits.unbind(-1)
+            return GaussianDensity(torch.sigmoid(mu), F.softplus(var).clamp(min=1e-6))
 
     def read(self, query, probes, values):
         """z = V^T E_p[psi], with mu and var of p from the query's scores."""
         b, h, t, d = query.shape
+        density = self.locate_reads(query, probes)
         with torch.autocast(query.device.type, enabled=False):
-            logits = query.to(probes.dtype) @ probes + self.locate.bias.to(probes.dtype)
-            mu, var = logits.unbind(-1)
-            density = GaussianDensity(torch.sigmoid(mu), F.softplus(var).clamp(min=1e-6))
             weights = density.expect(self.basis).to(query.dtype)  # B x H x T x N
         z = (weights @ values).transpose(1, 2).reshape(b, t, h * d)
         return self.output(z), density

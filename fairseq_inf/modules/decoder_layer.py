@@ -58,8 +58,10 @@ class DecoderLayer(nn.Module):
             slots, memory_state, old, new = self.memory(left, memory_state, segment.write)
             keys = torch.cat([slots, context], dim=1)
         found = query = None
-        if output or (memory_state is not None and self.memory.needs_queries):
+        if output:
             found, query = self.attention(source, keys, segment.distances, segment.hidden)
+        elif memory_state is not None and self.memory.needs_queries:
+            query = self.attention.queries(source)
 
         extra = {}
         if compressive:
@@ -67,7 +69,7 @@ class DecoderLayer(nn.Module):
                 extra["reconstruction"] = self._reconstruction(query, old, new, segment)
         elif memory_state is not None:
             remembered, density, memory_state = self.memory(
-                query, left, memory_state, segment.write, segment.mask, segment.key
+                query, left, memory_state, segment.write, segment.mask, segment.key, output
             )
             if output:
                 extra["density"] = density

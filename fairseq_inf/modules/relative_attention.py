@@ -38,7 +38,7 @@ class RelativeAttention(nn.Module):
         -> B x T x e, and the queries themselves, B x H x T x d"""
         b, t, e = x.shape
         p, h, d = context.size(1), self.num_heads, self.head_dim
-        query = self.query(x).view(b, t, h, d)
+        query = self.queries(x).transpose(1, 2)
         key, value = self.project(context)
         relative = self.table(distances)
 
@@ -57,6 +57,10 @@ class RelativeAttention(nn.Module):
             dropout_p=self.dropout if self.training else 0.0,
         )
         return self.output(out.transpose(1, 2).reshape(b, t, e)), query.transpose(1, 2)
+
+    def queries(self, x):
+        """B x T x e -> B x H x T x d"""
+        return self.query(x).view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
 
     def project(self, context):
         """Keys and values of vectors.  B x P x e -> 2 of B x H x P x d"""
