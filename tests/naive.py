@@ -134,3 +134,49 @@ def relative_attention(module, x, context):
             weights = torch.softmax(torch.stack(scores), dim=0)
             out[i, head] = weights @ value[: len(scores), head]
     return module.output(out.view(t, e))
+
+
+def gpt2(model, tokens, segment):
+    """GPT-2 of one row, segment by segment, with or without a compressive memory: attention to
+    slots and segment as one, score by score, and what it adds to that of the segment alone has an
+    output projection of its own.  -> logits: T x V"""
+    past = [[] for _ in model.layers]
+    outs = []
+    for begin in range(0, len(tokens), segment):
+        part = tokens[begin : begin + segment]
+        x = model.embed_tokens(part) + model.embed_positions.weight[: len(part)]
+        for layer, kept in zip(model.layers, past, strict=True):
+            source = layer.attention_norm(x)
+            found = gpt2_attention(layer.attention, source, source[:0])
+            out = layer.attention.output(found)
+            if layer.memory is not None:
+                old = torch.stack(kept) if kept else source[:0]
+                slots = compressive_stream(layer.memory, old, [len(old)])[0].detach()
+                both = gpt2_attention(layer.attention, source, slots)
+                out = out + (both - found) @ layer.attention.memory_output.weight.T
+            x = x + out
+            y = layer.inner(layer.ffn_norm(x))
+            y = 0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)))
+            x = x + layer.outer(y)
+            kept.extend(source.detach())
+        outs.append(model.norm(x) @ model.embed_tokens.weight.T)
+    return torch.cat(outs)
+
+
+def gpt2_attention(module, x, slots):
+    """One row.  x: T x e, slots: C x e, the newest last.  -> T x e, before the projection"""
+    t, e = x.shape
+    c, h, d = len(slots), module.num_heads, module.head_dim
+    query = module.query(x).view(t, h, d)
+    key, value = module.key_value(torch.cat([slots, x])).view(c + t, 2, h, d).unbind(1)
+    out = torch.zeros(t, h, d, dtype=x.dtype)
+    for i in range(t):
+        for head in range(h):
+            slope = 2 ** (-8 * (head + 1) / h)
+            scores = [
+                query[i, head] @ key[j, head] / math.sqrt(d) - slope * max(c - j, 0)
+                for j in range(c + i + 1)
+            ]
+            weights = torch.softmax(torch.stack(scores), dim=0)
+            out[i, head] = weights @ value[: len(scores), head]
+    return out.view(t, e)

@@ -32,6 +32,12 @@ MODELS = {
     ),
     "transformer_xl": (TransformerXLLM, TransformerXLConfig, {}),
 }
+GPT2 = {
+    "decoder_host": "gpt2",
+    "decoder_positions": 40,
+    "activation_fn": "gelu_accurate",
+    "stm_length": 0,
+}
 
 
 def make_model(name="infinite_former", words=None, sharp=True, **kwargs):
@@ -52,6 +58,9 @@ def make_model(name="infinite_former", words=None, sharp=True, **kwargs):
     cfg.seed = 1
     model = model.build_model(cfg, SimpleNamespace(source_dictionary=dictionary))
     with torch.no_grad():  # weights that make the memory matter
+        if cfg.decoder_host == "gpt2" and sharp:
+            for x in model.parameters():
+                torch.nn.init.normal_(x, std=0.3)
         for layer in model.decoder.layers:
             if name == "infinite_former" and layer.memory is not None and sharp:
                 layer.memory.locate.weight.mul_(30)

@@ -9,6 +9,7 @@ import pytest
 import sentencepiece
 import torch
 from conftest import BASELINES, TASK, evaluate, fairseq, load, result, tool, train
+from test_decoder import GPT2 as GPT2_HOST
 from test_decoder import MODELS, make_model, text
 
 from fairseq_inf.data.encoding import GPT2, SentencePiece
@@ -51,6 +52,7 @@ def settings(kind):
         "post norm": {"decoder_post_norm": True},
         "no short-term memory": {"stm_length": 0},
         "memory off": {"ltm_enabled": False},
+        "gpt2": GPT2_HOST,
         "adaptive": {
             "adaptive_input": True,
             "adaptive_input_cutoff": "10,20",
@@ -60,7 +62,7 @@ def settings(kind):
 
 
 @pytest.mark.parametrize(
-    "kind", ["plain", "post norm", "no short-term memory", "memory off", "adaptive"]
+    "kind", ["plain", "post norm", "no short-term memory", "memory off", "gpt2", "adaptive"]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", MODELS)

@@ -124,17 +124,20 @@ class SegmentBatches(torch.utils.data.Dataset):
 
     Every token is a target once; it is predicted from the token before it, the first of a stream
     from eos.  A document begins with a segment of its own.  Rows with nothing left are padding.
+
+    With a context, for a model without a memory, each segment is a stream of its own that begins
+    up to that many tokens earlier; those are no targets.
     """
 
-    def __init__(self, dataset, spans, length, own):
+    def __init__(self, dataset, spans, length, own, context=0):
         """spans: for each row of all processes the (begin, end) of what it reads, in order.
         own: which of the rows are this process's, a slice."""
-        self.dataset = dataset
-        tables = [_segments(row, length) for row in spans]
-        self.num_segments = max(len(begin) for begin, _, _ in tables)
+        self.dataset, self.context = dataset, context
+        tables = [_segments(row, length, context) for row in spans]
+        self.num_segments = max(len(begin) for begin, _, _, _ in tables)
         # the width of a batch, the same in every process
         self.widths = np.zeros(self.num_segments, dtype=np.int64)
-        for begin, end, _ in tables:
+        for begin, end, _, _ in tables:
             np.maximum(self.widths[: len(begin)], end - begin, out=self.widths[: len(begin)])
         self.first_row = own.start
         self.tables = tables[own]
@@ -153,14 +156,16 @@ class SegmentBatches(torch.utils.data.Dataset):
         target = torch.full((rows, width), self.pad)
         lengths = torch.zeros(rows, dtype=torch.long)
         starts = torch.zeros(rows, dtype=torch.bool)
-        for row, (begins, ends, fresh) in enumerate(self.tables):
-            starts[row] = index == 0
+        earlier = torch.zeros(rows, dtype=torch.long)  # tokens that are context only
+        for row, (begins, ends, fresh, contexts) in enumerate(self.tables):
+            starts[row] = index == 0 or self.context > 0
             if index >= len(begins):
                 continue
             begin, end, new = int(begins[index]), int(ends[index]), bool(fresh[index])
             size = end - begin
             starts[row] |= new
             lengths[row] = size
+            earlier[row] = int(contexts[index])
             from_eos = begin == 0 or (new and self.dataset.layout == "documents")
             text = self.dataset.read(begin - (not from_eos), end)
             target[row, :size] = text[len(text) - size :]
@@ -171,14 +176,17 @@ class SegmentBatches(torch.utils.data.Dataset):
                 f"{self.dataset.name} has words that are not among the "
                 f"{len(self.dataset.dictionary)} of its dict.txt: binarize it with that dictionary"
             )
-        return {
+        batch = {
             "segment": index,
             "id": torch.arange(self.first_row, self.first_row + rows),
             "nsentences": rows,
-            "ntokens": int(lengths.sum()),
+            "ntokens": int((lengths - earlier).sum()),
             "net_input": {"src_tokens": tokens, "src_lengths": lengths, "starts": starts},
             "target": target,
         }
+        if self.context:
+            batch["start_indices"] = earlier.tolist()  # fairseq's scorer counts from there
+        return batch
 
 
 def find_question(dataset, document, separator):
@@ -240,14 +248,15 @@ class SequenceBatches(torch.utils.data.Dataset):
         }
 
 
-def _segments(spans, length):
-    """-> for each segment of a row its begin, its end, and whether a stream begins with it"""
-    begins, ends, fresh = [], [], []
+def _segments(spans, length, context=0):
+    """-> for each segment of a row its begin, its end, whether a stream begins with it, and how
+    many tokens at its begin are context only"""
+    columns = []
     for begin, end in spans:
         at = np.arange(begin, end, length, dtype=np.int64)
-        begins.append(at)
-        ends.append(np.minimum(at + length, end))
-        fresh.append(at == begin)
+        first = np.maximum(at - context, begin)
+        columns.append((first, np.minimum(at + length, end), at == begin, at - first))
     if not spans:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool)
-    return np.concatenate(begins), np.concatenate(ends), np.concatenate(fresh)
+        nothing = np.zeros(0, np.int64)
+        return nothing, nothing, np.zeros(0, bool), nothing
+    return tuple(np.concatenate(column) for column in zip(*columns, strict=True))

@@ -7,7 +7,7 @@ from fairseq.models import register_model
 
 from fairseq_inf.memory import CompressiveMemory
 
-from .memory_lm import MemoryLM, MemoryLMConfig, architecture, setting
+from .memory_lm import GPT2_SIZES, MemoryLM, MemoryLMConfig, architecture, setting
 
 
 @dataclass
@@ -32,3 +32,5 @@ class CompressiveTransformerLM(MemoryLM):
 
 architecture("compressive_transformer_lm", "wt103", cmem_length=150, compression_rate=4)
 architecture("compressive_transformer_lm", "sorting", cmem_length=1024, compression_rate=6)
+for size in GPT2_SIZES:
+    architecture("compressive_transformer_lm", size, cmem_length=512, compression_rate=4)

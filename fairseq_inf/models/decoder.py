@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_inf.memory import CompressionPlan, State, mix
-from fairseq_inf.modules import DecoderLayer, sinusoids
+from fairseq_inf.modules import DecoderLayer, RelativeAttention, sinusoids
 
 # B rows (streams), T tokens of the segment, S short-term length, e width
 
@@ -31,8 +31,8 @@ class SegmentPlan:
 
     stm_length: int
     stm_visible: int  # the longest short-term memory of any row
-    distances: torch.Tensor  # P+1 x e
-    hidden: torch.Tensor  # -inf where a query must not look, broadcastable to B x 1 x T x P
+    distances: torch.Tensor | None  # P+1 x e, of relative positions
+    hidden: torch.Tensor  # -inf where a query must not look, broadcastable to B x H x T x P
     # the P keys are: slots of a compressive memory, short-term memory, segment
     lengths: torch.Tensor | None  # B: real tokens, None if there is no padding
     mask: torch.Tensor | None  # B x T: true for real tokens, None if there is no padding
@@ -58,18 +58,7 @@ class MemoryDecoder(FairseqDecoder):
         self.checkpoint_activations = cfg.checkpoint_activations
         self.dropout = nn.Dropout(cfg.dropout)
         self.layers = nn.ModuleList(
-            DecoderLayer(
-                self.dim,
-                cfg.decoder_ffn_embed_dim,
-                cfg.decoder_attention_heads,
-                memory=build_memory(number),
-                dropout=cfg.dropout,
-                attention_dropout=cfg.attention_dropout,
-                activation_dropout=cfg.activation_dropout,
-                activation=cfg.activation_fn,
-                normalize_before=not cfg.decoder_post_norm,
-            )
-            for number in range(cfg.decoder_layers)
+            self.build_layer(cfg, build_memory(number)) for number in range(cfg.decoder_layers)
         )
         self.norm = nn.Identity() if cfg.decoder_post_norm else LayerNorm(self.dim)
         self.adaptive_softmax = self.output_projection = None
@@ -89,6 +78,21 @@ class MemoryDecoder(FairseqDecoder):
                 nn.init.normal_(self.output_projection.weight, std=self.dim**-0.5)
             else:
                 self.output_projection.weight = embed_tokens.weight
+
+    def build_layer(self, cfg, memory):
+        return DecoderLayer(
+            self.dim,
+            cfg.decoder_ffn_embed_dim,
+            memory,
+            self.build_attention(cfg, memory),
+            dropout=cfg.dropout,
+            activation_dropout=cfg.activation_dropout,
+            activation=cfg.activation_fn,
+            normalize_before=not cfg.decoder_post_norm,
+        )
+
+    def build_attention(self, cfg, memory):
+        return RelativeAttention(self.dim, cfg.decoder_attention_heads, cfg.attention_dropout)
 
     def initial_state(self, rows):
         like = self.layers[0].inner.weight
@@ -113,7 +117,7 @@ class MemoryDecoder(FairseqDecoder):
         -> logits (features with an adaptive softmax, None unless `project`): B x T x V, state,
         extra"""
         plan = self._plan(tokens, state, lengths)
-        x = self.embed(tokens)
+        x = self.embed(tokens, torch.arange(tokens.size(1), device=tokens.device))
         recents, memories, extras = [], [], []
         old = iter(state.memories)
         for number, (layer, recent) in enumerate(zip(self.layers, state.recent, strict=True)):
@@ -155,7 +159,8 @@ class MemoryDecoder(FairseqDecoder):
             extra["reconstruction"] = sum(losses)
         return x, state, extra
 
-    def embed(self, tokens):
+    def embed(self, tokens, place):
+        """place: of each token in its segment, broadcastable to B x T."""
         return self.dropout(self.embed_tokens(tokens) * math.sqrt(self.dim))
 
     def head(self, x):
@@ -167,7 +172,12 @@ class MemoryDecoder(FairseqDecoder):
         """Encoded distances farthest, farthest - 1 .. nearest."""
         like = self.layers[0].inner.weight
         positions = torch.arange(farthest, nearest - 1, -1, device=like.device)
-        return sinusoids(positions, self.dim).to(like.dtype)
+        return self.dropout(sinusoids(positions, self.dim).to(like.dtype))
+
+    def bias_slots(self, hidden, slots):
+        """Scores that depend on the place of a slot alone.  hidden: B x 1 x T x P (or without its
+        first dimensions), the slots first.  -> broadcastable to B x H x T x P"""
+        return hidden
 
     def _plan(self, tokens, state, lengths):
         t = tokens.size(1)
@@ -197,9 +207,15 @@ class MemoryDecoder(FairseqDecoder):
                 mask = torch.arange(t, device=tokens.device) < lengths[:, None]
             else:
                 lengths = None
-        distances = self.dropout(self.distances(past + t - 1, -1))
         return SegmentPlan(
-            self.stm_length, longest, distances, hidden, lengths, mask, write, state.key
+            self.stm_length,
+            longest,
+            self.distances(past + t - 1, -1),
+            self.bias_slots(hidden, slots),
+            lengths,
+            mask,
+            write,
+            state.key,
         )
 
     def max_positions(self):

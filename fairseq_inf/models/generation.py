@@ -36,7 +36,7 @@ class Cache(State):
     keys: tuple  # a layer: B x H x P x d, for [slots; short-term memory; segment]
     values: tuple
     reads: tuple  # a layer with a continuous memory: its probes and values
-    hidden: torch.Tensor  # B x C+S: -inf where there is no slot or no short-term memory yet
+    hidden: torch.Tensor  # B x 1 or H x C+S: -inf where there is no slot or short-term memory yet
 
 
 def new_reading(decoder, rows, length):
@@ -142,8 +142,10 @@ def open_cache(decoder, reading):
         values.append(F.pad(value, (0, 0, 0, width - longest)))
         if isinstance(layer.memory, ContinuousMemory) and decoder.ltm_enabled:
             reads.append(layer.memory.probes_and_values(memory.coefficients, recent.dtype))
-    hidden = torch.cat(absent, dim=1)
-    hidden = torch.zeros_like(hidden, dtype=x.dtype).masked_fill(hidden, -torch.inf)
+    slots = absent[0].size(1) if len(absent) > 1 else 0
+    absent = torch.cat(absent, dim=1)
+    hidden = torch.zeros_like(absent, dtype=x.dtype).masked_fill(absent, -torch.inf)
+    hidden = decoder.bias_slots(hidden[:, None, None], slots).squeeze(2)
     return x, Cache(reading, tuple(keys), tuple(values), tuple(reads), hidden)
 
 
@@ -155,7 +157,9 @@ class Continuation:
         self.decoder = decoder
         self.output, self.cache = open_cache(decoder, reading)
         distances = decoder.distances(self.cache.keys[0].size(2) - 1, 0)
-        self.tables = [layer.attention.table(distances) for layer in decoder.layers]
+        self.tables = None
+        if distances is not None:
+            self.tables = [layer.attention.table(distances) for layer in decoder.layers]
         self._look()
 
     def _look(self):
@@ -203,7 +207,7 @@ class Continuation:
     def _step(self, cache, tokens, counts):
         """One token in the middle of a segment; updates the cache in place."""
         decoder, reading = self.decoder, cache.reading
-        past, length = cache.hidden.size(1), reading.tokens.size(1)
+        past, length = cache.hidden.size(2), reading.tokens.size(1)
         most, ragged = max(counts), min(counts) < max(counts)
         first = length - 1 - most  # column of the table for the farthest key of the newest row
         places = hidden = None
@@ -214,23 +218,22 @@ class Continuation:
             behind = most - reading.count[:, None]
             places = (place + behind).clamp(max=past + most)
             late = place > column[:, None]
-            hidden = torch.zeros_like(late, dtype=cache.hidden.dtype)
-            hidden = hidden.masked_fill(late, -torch.inf)
-            hidden[:, :past] += cache.hidden
+            hidden = F.pad(cache.hidden, (0, most + 1)).masked_fill(late[:, None], -torch.inf)
         elif self.hides:
             hidden = F.pad(cache.hidden, (0, most + 1))
         row = torch.arange(len(counts), device=tokens.device)
         reading.tokens[row, reading.count] = tokens
+        x = decoder.embed(tokens[:, None], reading.count[:, None])
         reading.count += 1
 
-        x = decoder.embed(tokens[:, None])
         reads = iter(cache.reads)
         for i, layer in enumerate(decoder.layers):
             source = layer.source(x)
+            table = None if self.tables is None else self.tables[i][..., first:]
+            keys, values = (x[:, :, : past + most + 1] for x in (cache.keys[i], cache.values[i]))
             found, query = layer.attention.step(
-                source, cache.keys[i], cache.values[i], column, self.tables[i][..., first:],
-                places, hidden,
-            )  # fmt: skip
+                source, keys, values, column, past, hidden, table, places
+            )
             if isinstance(layer.memory, ContinuousMemory) and decoder.ltm_enabled:
                 found = found + layer.memory.read(query, *next(reads))[0]
             x = layer.finish(x, found)

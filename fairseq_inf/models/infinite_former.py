@@ -7,7 +7,7 @@ from fairseq.models import register_model
 
 from fairseq_inf.memory import ContinuousMemory
 
-from .memory_lm import MemoryLM, MemoryLMConfig, architecture, numbers, setting
+from .memory_lm import GPT2_SIZES, MemoryLM, MemoryLMConfig, architecture, numbers, setting
 
 
 @dataclass
@@ -85,3 +85,5 @@ class InfiniteFormerLM(MemoryLM):
 
 architecture("infinite_former_lm", "wt103", ltm_basis=150, ltm_widths="0.01,0.05", ltm_tau=0.5)
 architecture("infinite_former_lm", "sorting", ltm_basis=1024, ltm_widths="0.01,0.05", ltm_tau=0.75)
+for size in GPT2_SIZES:
+    architecture("infinite_former_lm", size, ltm_basis=512, ltm_widths="0.005,0.01", ltm_tau=0.5)

@@ -1,6 +1,7 @@
 """What the three language models share: configuration, architectures, running memory."""
 
 import hashlib
+import logging
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Optional
@@ -13,6 +14,9 @@ from omegaconf import II
 from torch import nn
 
 from .decoder import MemoryDecoder
+from .gpt2_decoder import GPT2Decoder
+
+logger = logging.getLogger(__name__)
 
 
 def setting(default, text):
@@ -21,6 +25,11 @@ def setting(default, text):
 
 @dataclass
 class MemoryLMConfig(FairseqDataclass):
+    decoder_host: ChoiceEnum(["transformer_xl", "gpt2"]) = setting(
+        "transformer_xl", "whose layers and positions: relative ones, or learned ones of a segment"
+    )
+    decoder_positions: int = setting(1024, "learned positions of a segment, for GPT-2")
+    freeze_host: bool = setting(False, "learn the long-term memory only")
     decoder_layers: int = setting(4, "number of layers")
     decoder_embed_dim: int = setting(256, "width of the model, e")
     decoder_ffn_embed_dim: int = setting(1024, "inner width of the feed-forward nets")
@@ -67,14 +76,20 @@ class MemoryLM(FairseqLanguageModel):
     @classmethod
     def build_model(cls, cfg, task):
         check_sizes(cfg)
+        host = MemoryDecoder
+        if cfg.decoder_host == "gpt2":
+            check_gpt2(cfg)
+            host = GPT2Decoder
         dictionary = task.source_dictionary
         cutoff = None
         if cfg.adaptive_softmax_cutoff:
             cutoff = numbers(cfg.adaptive_softmax_cutoff, "--adaptive-softmax-cutoff", int)
             check_cutoff(cutoff, "--adaptive-softmax-cutoff", dictionary)
         embedding = build_embedding(cfg, dictionary)
-        decoder = MemoryDecoder(cfg, dictionary, embedding, cls.build_memory(cfg), cutoff)
-        names = ("stm_length", "decoder_post_norm", "activation_fn", *cls.memory_settings)
+        decoder = host(cfg, dictionary, embedding, cls.build_memory(cfg), cutoff)
+        split_parameters(decoder, cfg.freeze_host)
+        names = ("decoder_host", "stm_length", "decoder_post_norm", "activation_fn")
+        names += cls.memory_settings
         settings = {flag(name): getattr(cfg, name) for name in names}
         settings["ltm_enabled"] = decoder.ltm_enabled
         # a checkpoint holds plain values only
@@ -111,6 +126,20 @@ class MemoryLM(FairseqLanguageModel):
         self.states[self.training] = state.detach()
         return x, extra
 
+    @property
+    def is_stateless(self):
+        """Whether a segment is read without anything of those before it."""
+        decoder = self.decoder
+        return decoder.stm_length == 0 and all(layer.memory is None for layer in decoder.layers)
+
+    def upgrade_state_dict_named(self, state_dict, name):
+        """A checkpoint of GPT-2 alone serves any memory, which starts as new."""
+        super().upgrade_state_dict_named(state_dict, name)
+        own = {key: x for key, x in self.state_dict().items() if is_memory(key)}
+        if isinstance(self.decoder, GPT2Decoder) and own and not own.keys() & state_dict.keys():
+            logger.info("the checkpoint has no long-term memory: it starts as new")
+            state_dict.update(own)
+
     def fingerprint(self):
         """Of these very weights and settings: a memory is read by the model that wrote it."""
         digest = hashlib.blake2b(repr(self.memory_flags).encode(), digest_size=16)
@@ -140,6 +169,39 @@ def check_sizes(cfg):
             f"--decoder-embed-dim {cfg.decoder_embed_dim} must be even and a multiple of "
             f"--decoder-attention-heads {cfg.decoder_attention_heads}"
         )
+
+
+def check_gpt2(cfg):
+    for name, value in (
+        ("decoder_post_norm", False),
+        ("untie_embeddings", False),
+        ("adaptive_input", False),
+        ("adaptive_softmax_cutoff", None),
+    ):
+        if (getattr(cfg, name) or None) != (value or None):
+            raise ValueError(f"{flag(name)} is not for GPT-2: leave it out")
+    if cfg.stm_length:
+        raise ValueError(
+            f"--stm-length must be 0 for GPT-2, got {cfg.stm_length}: its positions begin anew "
+            "with each segment, so that the last one's keys do not fit"
+        )
+
+
+def is_memory(name):
+    """Whether a parameter of this name belongs to the long-term memory, and not to its host."""
+    return ".memory." in name or ".memory_output." in name
+
+
+def split_parameters(decoder, freeze_host):
+    """fairseq's composite optimizer takes the memory's parameters as the group "memory"."""
+    found = False
+    for name, parameter in decoder.named_parameters():
+        if is_memory(name):
+            parameter.param_group, found = "memory", True
+        elif freeze_host:
+            parameter.requires_grad = False
+    if freeze_host and not found:
+        raise ValueError("--freeze-host leaves nothing to learn: this model has no memory to train")
 
 
 def flag(name):
@@ -181,7 +243,7 @@ def check_cutoff(cutoff, flag, dictionary):
         )
 
 
-# the paper's experiments: appendices D and C.1
+# the paper's experiments: appendices D, C.1 and C.2
 ARCHITECTURES = {
     "wt103": {
         "decoder_layers": 16,
@@ -208,13 +270,30 @@ ARCHITECTURES = {
         "stm_length": 1024,
     },
 }
+for size, (layers, width, heads) in {
+    "gpt2": (12, 768, 12),
+    "gpt2_medium": (24, 1024, 16),
+    "gpt2_large": (36, 1280, 20),
+    "gpt2_xl": (48, 1600, 25),
+}.items():
+    ARCHITECTURES[size] = {
+        "decoder_host": "gpt2",
+        "decoder_layers": layers,
+        "decoder_embed_dim": width,
+        "decoder_ffn_embed_dim": 4 * width,
+        "decoder_attention_heads": heads,
+        "activation_fn": "gelu_accurate",
+        "attention_dropout": 0.1,
+        "stm_length": 0,
+    }
+GPT2_SIZES = [name for name in ARCHITECTURES if name.startswith("gpt2")]
 
 
-def architecture(model, experiment, **settings):
-    """Register <model>_<experiment>."""
+def architecture(model, experiment, name=None, **settings):
+    """Register <model>_<experiment>, or another name."""
 
     def set_defaults(args):
         for name, value in {**ARCHITECTURES[experiment], **settings}.items():
             setattr(args, name, getattr(args, name, value))
 
-    register_model_architecture(model, f"{model}_{experiment}")(set_defaults)
+    register_model_architecture(model, name or f"{model}_{experiment}")(set_defaults)

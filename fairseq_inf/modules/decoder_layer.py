@@ -1,13 +1,14 @@
 """One layer of the decoder: self-attention with a memory as a part, then the feed-forward net."""
 
+from functools import partial
+
 import torch
+import torch.nn.functional as F
 from fairseq import utils
 from fairseq.modules import LayerNorm
 from torch import nn
 
 from fairseq_inf.memory import CompressiveMemory, push, split_recent
-
-from .relative_attention import RelativeAttention
 
 
 class DecoderLayer(nn.Module):
@@ -22,22 +23,22 @@ class DecoderLayer(nn.Module):
         self,
         dim,
         ffn_dim,
-        num_heads,
-        memory=None,
+        memory,
+        attention,
         dropout=0.0,
-        attention_dropout=0.0,
         activation_dropout=0.0,
         activation="relu",
         normalize_before=True,
     ):
         super().__init__()
-        self.attention = RelativeAttention(dim, num_heads, attention_dropout)
-        self.memory = memory
+        self.memory, self.attention = memory, attention
         self.attention_norm = LayerNorm(dim)
         self.inner = nn.Linear(dim, ffn_dim)
         self.outer = nn.Linear(ffn_dim, dim)
         self.ffn_norm = LayerNorm(dim)
         self.activation = utils.get_activation_fn(activation)
+        if activation == "gelu_accurate":  # the same function in one pass
+            self.activation = partial(F.gelu, approximate="tanh")
         self.dropout = nn.Dropout(dropout)
         self.activation_dropout = nn.Dropout(activation_dropout)
         self.normalize_before = normalize_before

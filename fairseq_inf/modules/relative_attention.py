@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .attention import Attention
+
 # B rows, T queries, P keys, H heads, d head width, e = H d
 
 
@@ -16,12 +18,11 @@ def sinusoids(positions, dim):
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
-class RelativeAttention(nn.Module):
+class RelativeAttention(Attention):
     """score(i, j) = (q_i + u) . k_j + (q_i + v) . W^R s(i - j), over the keys j <= i."""
 
     def __init__(self, dim, num_heads, dropout=0.0):
-        super().__init__()
-        self.num_heads, self.head_dim, self.dropout = num_heads, dim // num_heads, dropout
+        super().__init__(dim, num_heads, dropout)
         self.query = nn.Linear(dim, dim, bias=False)
         self.key_value = nn.Linear(dim, 2 * dim, bias=False)
         self.position = nn.Linear(dim, dim, bias=False)
@@ -58,59 +59,35 @@ class RelativeAttention(nn.Module):
         )
         return self.output(out.transpose(1, 2).reshape(b, t, e)), query.transpose(1, 2)
 
-    def queries(self, x):
-        """B x T x e -> B x H x T x d"""
-        return self.query(x).view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
-
-    def project(self, context):
-        """Keys and values of vectors.  B x P x e -> 2 of B x H x P x d"""
-        shape = (*context.shape[:2], 2, self.num_heads, self.head_dim)
-        return self.key_value(context).view(shape).permute(2, 0, 3, 1, 4)
-
     def table(self, distances):
         """W^R s(.) of each distance.  P x e -> H x d x P"""
         relative = self.position(distances)
         return relative.view(-1, self.num_heads, self.head_dim).permute(1, 2, 0)
 
-    def step(self, x, keys, values, column, table, places, hidden):
+    def step(self, x, keys, values, column, past, hidden, table, places):
         """One query a row, x: B x 1 x e, which is a key of its own as well.
 
         keys, values: B x H x P x d, written in place at `column` (an int, or B of them, and
-        then `places` is B x P: where each row finds its distances).  table: H x d x P.
-        hidden: None, or added to the scores.  -> B x 1 x e, and the query, B x H x 1 x d
+        then `places` is B x P: where each row finds its distances).  past: how many of the keys
+        are older than the segment.  hidden: None, or added to the scores, broadcastable to
+        B x H x P.  table: H x d x P.  -> B x 1 x e, and the query, B x H x 1 x d
         """
-        b, h, d = x.size(0), self.num_heads, self.head_dim
+        b, h, d, p = x.size(0), self.num_heads, self.head_dim, keys.size(2)
         query = self.query(x).view(b, h, 1, d)
-        key, value = self.key_value(x).view(b, 2, h, d).unbind(1)
-        if places is None:
-            keys[:, :, column], values[:, :, column] = key, value
-        else:
-            row = torch.arange(b, device=x.device)
-            keys[row, :, column], values[row, :, column] = key, value
+        self.keep(x, keys, values, column)
         # B = 1 and T = 1 are what counts here: few operations, each of them small
         position = (query + self.position_bias[:, None]).view(b, h, d).transpose(0, 1)
         scores = torch.matmul(position, table).transpose(0, 1)  # B x H x P
         if places is not None:
             scores = scores.gather(2, places[:, None].expand(-1, h, -1))
         if hidden is not None:
-            scores = scores + hidden[:, None]
-        p = scores.size(2)
+            scores = scores + hidden
         content = (query + self.content_bias[:, None]).view(b * h, 1, d)
-        keys, values = keys[:, :, :p].flatten(0, 1), values[:, :, :p].flatten(0, 1)
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         scores = scores.reshape(b * h, 1, p)
         scores = torch.baddbmm(scores, content, keys.transpose(1, 2)).mul_(1 / math.sqrt(d))
         out = torch.bmm(torch.softmax(scores, dim=-1), values)
         return self.output(out.view(b, 1, h * d)), query
 
     def by_content(self, query, vectors, visible):
-        """What queries (B x H x T x d) find in vectors (B x P x e) where `visible` (B x P) is
-        true, regardless of positions.  A constant for the gradient but for the vectors.
-        -> B x T x e, heads side by side"""
-        b, h, t, d = query.shape
-        projected = F.linear(vectors, self.key_value.weight.detach())
-        key, value = projected.view(b, -1, 2, h, d).permute(2, 0, 3, 1, 4)
-        query = query.detach() + self.content_bias.detach()[:, None]
-        out = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=visible[:, None, None].expand(b, h, t, -1)
-        )
-        return out.transpose(1, 2).reshape(b, t, h * d)
+        return super().by_content(query + self.content_bias[:, None], vectors, visible)

@@ -70,7 +70,10 @@ class LongSequenceLMTask(FairseqTask):
     def __init__(self, cfg, dictionary):
         super().__init__(cfg)
         if cfg.tokens_per_sample < 1:
-            raise ValueError(f"--tokens-per-sample must be at least 1, got {cfg.tokens_per_sample}")
+            raise ValueError(
+                "--tokens-per-sample (less --context-window, if there is one) must be at least 1, "
+                f"got {cfg.tokens_per_sample}"
+            )
         self.dictionary = dictionary
         self.separator = dictionary.index(cfg.document_separator)
         if self.separator == dictionary.unk() and cfg.stream_layout == "documents":
@@ -164,6 +167,7 @@ class LongSequenceLMTask(FairseqTask):
         epoch=1,
         data_buffer_size=0,
         shuffle=True,
+        context=0,
         **kwargs,
     ):
         length = self.cfg.tokens_per_sample
@@ -183,7 +187,7 @@ class LongSequenceLMTask(FairseqTask):
         training = dataset is self.datasets.get(self.cfg.train_subset)
         shuffle_seed = seed + epoch if training and shuffle else None
         own = slice(rows * shard_id, rows * (shard_id + 1))
-        batches = self.build_batches(dataset, rows * num_shards, own, shuffle_seed)
+        batches = self.build_batches(dataset, rows * num_shards, own, shuffle_seed, context)
         layout = {
             "--tokens-per-sample": length,
             "--batch-size": rows,
@@ -205,17 +209,21 @@ class LongSequenceLMTask(FairseqTask):
             buffer_size=data_buffer_size,
         )
 
-    def build_batches(self, dataset, rows, own, shuffle_seed):
+    def build_batches(self, dataset, rows, own, shuffle_seed, context=0):
         """rows: of all processes.  own: which of them are this one's, a slice."""
         length = self.cfg.tokens_per_sample
-        return SegmentBatches(dataset, dataset.spans(rows, length, shuffle_seed), length, own)
+        spans = dataset.spans(rows, length, shuffle_seed)
+        return SegmentBatches(dataset, spans, length, own, context)
 
     def eval_lm_dataloader(self, dataset, batch_size=None, context_window=0, **kwargs):
         """Without --batch-size the split is one stream, not as many as fit --max-tokens."""
-        if context_window:
+        # fairseq has taken the context window off --tokens-per-sample
+        if context_window and not self.model.is_stateless:
             raise ValueError("--context-window is not for streams: the memory is their context")
         rows = 1 if batch_size is None else batch_size
-        itr = self._segments(dataset, max_sentences=rows, shuffle=False, **kwargs)
+        itr = self._segments(
+            dataset, max_sentences=rows, shuffle=False, context=context_window, **kwargs
+        )
         return itr.next_epoch_itr(shuffle=False)
 
     # the memory as part of the training state
@@ -330,9 +338,7 @@ class LongSequenceLMTask(FairseqTask):
     # what must not change between training and evaluation
 
     def state_dict(self):
-        text = "\n".join(self.dictionary.symbols)
-        digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-        return {"dictionary": digest, "words": len(self.dictionary)}
+        return dictionary_state(self.dictionary)
 
     def load_state_dict(self, state_dict):
         self._evaluating = True  # fairseq calls this for evaluation only
@@ -346,6 +352,13 @@ class LongSequenceLMTask(FairseqTask):
                 f"{path} was trained with ({state_dict['words']} words): binarize the data "
                 "with that one (fairseq-preprocess --srcdict)"
             )
+
+
+def dictionary_state(dictionary):
+    """What tells a dictionary from others."""
+    text = "\n".join(dictionary.symbols)
+    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return {"dictionary": digest, "words": len(dictionary)}
 
 
 def _world_size():

@@ -55,7 +55,7 @@ class SortingTask(LongSequenceLMTask):
                 "python -m fairseq_inf.data.sorting"
             )
 
-    def build_batches(self, dataset, rows, own, shuffle_seed):
+    def build_batches(self, dataset, rows, own, shuffle_seed, context=0):
         length = self.cfg.tokens_per_sample
         return SequenceBatches(dataset, rows, length, own, self.asks, shuffle_seed)
 
