@@ -79,13 +79,16 @@ def in_parallel(function, items, workers, *start):
             yield running.popleft().result()
 
 
-def find_documents(folder, workers):
-    """The paths and sizes of every split's documents, each of them read once to check it."""
+def find_documents(folder, workers, most=None):
+    """The paths and sizes of every split's documents, each of them read once to check it.
+    most: how many of train/ to take."""
     if all((folder / name).is_dir() for name in SPLITS["valid"]):
         raise Failure(f"{folder} has both validation/ and valid/: keep one of them.")
     documents = {}
     for split, names in SPLITS.items():
         paths = sorted(path for name in names for path in (folder / name).glob("*.txt"))
+        if split == "train":
+            paths = paths[:most]
         checked = in_parallel(check_document, paths, workers)
         checked = list(tqdm(checked, f"checking {split}", len(paths), unit="doc", disable=None))
         for path, size in checked:
@@ -174,8 +177,9 @@ def binarize(counts, folder, data, workers):
 
 def prepare(args):
     new_model = args.bpe == "sentencepiece" and not args.spm_model
-    if args.workers < 1:
-        raise Failure("--workers must be at least 1.")
+    for flag, value in (("--workers", args.workers), ("--train-documents", args.train_documents)):
+        if value is not None and value < 1:
+            raise Failure(f"{flag} must be at least 1.")
     if (args.bpe == "gpt2") != bool(args.gpt2_bpe):
         raise Failure("--bpe gpt2 and --gpt2-bpe DIR belong together: give both or neither.")
     if [args.vocab_size, args.spm_model, args.gpt2_bpe].count(None) < 2:
@@ -196,7 +200,7 @@ def prepare(args):
     except OSError as error:
         raise Failure(f"{output} cannot be written: {error.strerror}.") from None
     with scratch as folder:
-        documents = find_documents(args.input, args.workers)
+        documents = find_documents(args.input, args.workers, args.train_documents)
         if new_model and "train" not in documents:
             raise Failure(f"{args.input}/train has no documents: add some or give --spm-model.")
         if not documents:
@@ -233,6 +237,9 @@ def main():
     parser.add_argument("--vocab-size", type=int, help="of a new SentencePiece model (8000)")
     parser.add_argument("--spm-model", type=Path, help="use this model instead of a new one")
     parser.add_argument("--gpt2-bpe", type=Path, help="folder with encoder.json and vocab.bpe")
+    parser.add_argument(
+        "--train-documents", type=int, help="take the first that many of train/, by name (all)"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -23,6 +23,14 @@ ROOT = Path(__file__).resolve().parent.parent
 PREPARE = ROOT / "scripts" / "prepare_documents.py"
 STDLIB = ROOT / "scripts" / "stdlib_corpus.py"
 PG19 = ROOT / "examples" / "pg19" / "prepare.sh"
+FOR_GPT2 = ROOT / "examples" / "gpt2" / "prepare.sh"
+WIKI = "".join(
+    f" {line} \n" if line else " \n"
+    for line in (
+        "", "= One =", "", "Text of = one .", "= Not a title =", "", "= = A section = =", "",
+        "More of one .", "", "= Two =", "", "Text of two .",
+    )
+)  # fmt: skip
 SENTENCE = "The memory keeps what the window has lost, line by line and page by page."
 AWKWARD = [
     "def f(x):\n\treturn  x   # two blanks, three blanks\n\n\n",
@@ -346,3 +354,66 @@ def test_pg19_script_refuses(corpus, tmp_path):
     gpt2 = {**os.environ, "BPE": "gpt2"}
     assert_refused(tmp_path, "GPT2_BPE", "bash", PG19, corpus[0], cwd=tmp_path, env=gpt2)
     assert "usage:" in run("bash", PG19, "--help").stdout
+
+
+def test_any_folder_is_prepared_for_gpt2(corpus, tmp_path, gpt2):
+    environment = {**os.environ, "GPT2_BPE": str(gpt2)}
+    result = run("bash", FOR_GPT2, corpus[0], cwd=tmp_path, env=environment)
+    assert result.returncode == 0, result.stderr
+    check(tmp_path / "data-bin" / "gpt2-documents", corpus[0], gpt2_decoder(gpt2))
+    assert (
+        "exists already" in run("bash", FOR_GPT2, corpus[0], cwd=tmp_path, env=environment).stderr
+    )
+
+
+def test_the_first_books_of_pg19_are_prepared_for_gpt2(corpus, tmp_path, gpt2):
+    environment = {**os.environ, "GPT2_BPE": str(gpt2), "BOOKS": "3"}
+    result = run("bash", FOR_GPT2, "pg19", corpus[0], cwd=tmp_path, env=environment)
+    assert result.returncode == 0, result.stderr
+    data = tmp_path / "data-bin" / "gpt2-pg19"
+    counts = json.loads(Path(data, "documents.json").read_text())
+    assert counts["train"]["documents"] == 3 and counts["test"]["documents"] == 1
+    train = MMapIndexedDataset(str(data / "train"))
+    words = Dictionary.load(str(data / "dict.txt"))
+    decoded = [gpt2_decoder(gpt2)([words[i] for i in item[:-1].tolist()]) for item in train]
+    assert decoded == documents(corpus[0] / "train")[:3]
+
+
+def test_wikitext_is_prepared_for_gpt2_article_by_article(tmp_path, gpt2):
+    (tmp_path / "wiki").mkdir()
+    for split in ("train", "valid", "test"):
+        Path(tmp_path, "wiki", f"wiki.{split}.raw").write_text(WIKI)
+    environment = {**os.environ, "GPT2_BPE": str(gpt2)}
+    result = run("bash", FOR_GPT2, "wikitext-103", "wiki", cwd=tmp_path, env=environment)
+    assert result.returncode == 0, result.stderr
+    data = tmp_path / "data-bin" / "gpt2-wikitext-103"
+    train = MMapIndexedDataset(str(data / "train"))
+    words = Dictionary.load(str(data / "dict.txt"))
+    decoded = [gpt2_decoder(gpt2)([words[i] for i in item[:-1].tolist()]) for item in train]
+    assert len(decoded) == 2 and "".join(decoded) == WIKI
+    assert decoded[1].startswith(" = Two = \n")
+
+
+def test_wikitext_has_sixty_articles_to_test_with(tmp_path, real_data):
+    script = ROOT / "scripts" / "split_wikitext.py"
+    result = run(script, real_data / "wikitext-103", tmp_path / "out")
+    assert "valid: 60 articles\ntest: 60 articles" in result.stdout
+    text = b"".join(path.read_bytes() for path in sorted((tmp_path / "out" / "test").iterdir()))
+    assert text == Path(real_data, "wikitext-103", "wiki.test.tokens").read_bytes()
+    assert "exists already" in run(script, real_data / "wikitext-103", tmp_path / "out").stderr
+    assert "has no wiki.train.raw" in run(script, tmp_path, tmp_path / "other").stderr
+
+
+def test_the_preparation_for_gpt2_says_what_is_missing_and_leaves_nothing(corpus, tmp_path, gpt2):
+    def refused(said, *args, **environment):
+        result = run("bash", FOR_GPT2, *args, cwd=tmp_path, env={**os.environ, **environment})
+        assert result.returncode and said in result.stderr.strip().splitlines()[-1]
+        assert {path.name for path in tmp_path.iterdir()} == {"gpt2"}
+
+    refused("see --help")
+    refused("GPT2_BPE", corpus[0], GPT2_BPE_URL="file:///none")
+    refused("nowhere is no folder", "nowhere", GPT2_BPE=str(gpt2))
+    refused("WIKITEXT_DIR", "wikitext-103", GPT2_BPE=str(gpt2), WIKITEXT_URL="file:///none")
+    refused("only argument", corpus[0], "more", GPT2_BPE=str(gpt2))
+    refused("BOOKS must be", "pg19", corpus[0], GPT2_BPE=str(gpt2), BOOKS="none")
+    assert "usage:" in run("bash", FOR_GPT2, "--help").stdout

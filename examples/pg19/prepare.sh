@@ -16,6 +16,7 @@ environment variables:
   BPE         sentencepiece or gpt2 (sentencepiece)
   GPT2_BPE    for BPE=gpt2: folder with encoder.json, vocab.bpe and dict.txt, all three from
               https://dl.fbaipublicfiles.com/fairseq/gpt2_bpe/
+  BOOKS       take the first BOOKS books of the training set, in the order of their names (all)
   WORKERS     processes (all cores)
   PG19_URL    where to download from (https://storage.googleapis.com/deepmind-gutenberg)
 TEXT
@@ -52,6 +53,7 @@ download() {
     for split in train validation test; do
         names=$(list "$split") || fail "$url does not list its $split files: $again"
         [[ $names ]] || fail "$url holds no $split files: $again"
+        [[ $split != train || ! ${BOOKS:-} ]] || names=$(head -n "$BOOKS" <<<"$names")
         echo "downloading $(wc -l <<<"$names") files to $folder/$split ..."
         mkdir -p "$folder/$split"
         xargs -P 16 -I NAME bash -c 'fetch NAME' <<<"$names" ||
@@ -62,7 +64,8 @@ download() {
 [[ ${1:-} == -h || ${1:-} == --help ]] && help && exit
 (($# <= 2)) || fail "At most two arguments are taken, PG19_DIR and DATA_BIN: see --help."
 
-options=(${WORKERS:+--workers "$WORKERS"})
+[[ ${BOOKS:-1} =~ ^[1-9][0-9]*$ ]] || fail "BOOKS must be a positive number, got $BOOKS."
+options=(${WORKERS:+--workers "$WORKERS"} ${BOOKS:+--train-documents "$BOOKS"})
 if [[ ${BPE:-sentencepiece} == gpt2 ]]; then
     [[ ${GPT2_BPE:-} ]] || fail "BPE=gpt2 needs GPT2_BPE, a folder with encoder.json and vocab.bpe."
     options+=(--bpe gpt2 --gpt2-bpe "$GPT2_BPE")

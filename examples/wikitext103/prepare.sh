@@ -33,23 +33,8 @@ output=${2:-data-bin/wikitext-103}
 output=${output%/}
 [[ -e $output ]] && fail "$output exists already: remove it or choose another DATA_BIN."
 if [[ ! ${1:-} && ! -e $folder/wiki.train.tokens ]]; then
-    url=${WIKITEXT_URL:-https://wikitext.smerity.com/wikitext-103-v1.zip}
-    again="run this again, or give a folder with it, prepare.sh WIKITEXT_DIR."
-    curl -fsL --connect-timeout 20 --head "$url" >/dev/null ||
-        fail "WikiText-103 cannot be downloaded from $url (no network?): $again"
-    mkdir -p "$folder"
-    echo "downloading $url ..."
-    curl -fL --retry 5 -C - -o "$folder/wikitext.zip" "$url" ||
-        fail "The download from $url was broken off: $again"
-    python - "$folder" <<'PYTHON' || fail "$folder/wikitext.zip is damaged: remove it and run this again."
-import pathlib, sys, zipfile
-folder = pathlib.Path(sys.argv[1])
-with zipfile.ZipFile(folder / "wikitext.zip") as archive:
-    for name in archive.namelist():
-        if name.endswith(".tokens"):
-            (folder / pathlib.Path(name).name).write_bytes(archive.read(name))
-PYTHON
-    rm "$folder/wikitext.zip"
+    bash "$(dirname "$0")/download.sh" \
+        "${WIKITEXT_URL:-https://wikitext.smerity.com/wikitext-103-v1.zip}" "$folder"
 fi
 for split in train valid test; do
     [[ -s $folder/wiki.$split.tokens ]] ||
