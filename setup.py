@@ -1,8 +1,11 @@
 from setuptools import find_packages, setup
 
+# 5 imports torchaudio, which fairseq-fixed brings, and which needs CUDA
+TRANSFORMERS = "transformers>=4.40,<5"
+
 setup(
     name="fairseq_inf",
-    version="0.2.0",
+    version="0.3.0",
     description="The ∞-former, a transformer with an unbounded memory, as a fairseq plugin",
     license="MIT",
     python_requires=">=3.10",
@@ -20,5 +23,8 @@ setup(
         "matplotlib",
     ],
     entry_points={"console_scripts": ["fairseq-inf-read = fairseq_inf.read:main"]},
-    extras_require={"test": ["pytest", "pytest-xdist", "ruff"]},
+    extras_require={
+        "gpt2": [TRANSFORMERS],
+        "test": ["pytest", "pytest-xdist", "ruff", TRANSFORMERS],
+    },
 )

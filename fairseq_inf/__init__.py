@@ -4,4 +4,4 @@ fairseq's `--user-dir` imports `tasks` and `models` of this package; `fairseq_in
 on torch alone.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

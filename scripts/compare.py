@@ -5,37 +5,37 @@
 
 The first argument is a folder of hydra configs.  Every config runs with the same data, seeds and
 overrides, --jobs trainings at a time with an equal share of the cores; then the test split is
-read with the last checkpoint of each, with its long-term memory and without.  A run that was
-broken off goes on where it stopped (its minutes are those of the last start), and a finished one is
-not run again.
+read with the last checkpoint of each, with its long-term memory and without.  With
+--context-window each model that has no memory at all has a second row: the same checkpoints, read
+in windows that overlap by that many tokens.  A run that was broken off goes on where it stopped
+(its minutes are those of the last start), and a finished one is not run again.
 """
 
 import argparse
-import re
 import statistics
 from functools import partial
 from pathlib import Path
 
-from runs import MODELS, ROOT, once, run, side_by_side, spread, threads_each, tool
+from runs import MODELS, checkpoint_settings, evaluate, once, side_by_side, spread, threads_each
 from runs import train as train_config
 
-# WikiText-103 from scratch, test perplexity: table 2 of the paper
-PAPER = dict(zip(MODELS, (24.52, 24.41, 24.29, 24.22), strict=True))
-
-
-def evaluate(args, checkpoint, settings, overrides, log):
-    command = [
-        tool("fairseq-eval-lm"), args.data, "--user-dir", str(ROOT / "fairseq_inf"),
-        "--task", "long_sequence_lm", "--path", str(checkpoint), "--gen-subset", args.split,
-        "--tokens-per-sample", settings["tokens_per_sample"], "--batch-size", str(args.eval_rows),
-        "--stream-layout", settings["stream_layout"],
-        "--document-separator", settings["document_separator"],
-        "--model-overrides", repr(overrides),
-    ]  # fmt: skip
-    _, printed = run(command + ["--cpu"] * args.cpu, log, args.threads)
-    tokens = re.findall(r"Evaluated ([\d,]+) tokens", printed)[-1]
-    loss = re.findall(r"Loss \(base 2\): (\S+), Perplexity: (\S+)", printed)[-1]
-    return {"tokens": int(tokens.replace(",", "")), "bits": float(loss[0]), "ppl": float(loss[1])}
+ROWS = ("gpt2", *MODELS)
+# test perplexities of the paper, for the configs of examples/NAME
+PAPER = {
+    "wikitext103": (
+        "WikiText-103",
+        dict(zip(MODELS, ("24.52", "24.41", "24.29", "24.22"), strict=True)),
+    ),
+    "gpt2": (
+        "WikiText-103 / PG-19",
+        {
+            "gpt2": "16.85 / 33.44",
+            "compressive_transformer": "16.87 / 33.09",
+            "infinite_former": "16.64 / 32.61",
+            "infinite_former_sticky": "16.61 / 32.48",
+        },
+    ),
+}
 
 
 def train(args, config, seed):
@@ -45,6 +45,7 @@ def train(args, config, seed):
         "--data": args.data,
         "--split": args.split,
         "--eval-rows": args.eval_rows,
+        "--context-window": args.context_window,
         "overrides": args.overrides,
         "config": config.read_text(),
     }
@@ -54,48 +55,51 @@ def train(args, config, seed):
             config, args.data, seed, folder, args.overrides, args.threads, args.cpu
         )
         checkpoint = folder / "checkpoint_last.pt"
-        settings = task_settings(checkpoint)
-        on = evaluate(args, checkpoint, settings, {}, folder / "test.log")
-        result = {"config": config.stem, "seed": seed, "seconds": seconds, "on": on}
-        if settings["model"] != "transformer_xl_lm":
-            off = {"ltm_enabled": False}
-            result["off"] = evaluate(args, checkpoint, settings, off, folder / "test-off.log")
+
+        def measure(log, **how):
+            return evaluate(
+                args.data, checkpoint, args.split, args.eval_rows, folder / log, args.threads,
+                args.cpu, **how,
+            )  # fmt: skip
+
+        result = {"config": config.stem, "seed": seed, "seconds": seconds}
+        result["on"] = measure("test.log")
+        settings = checkpoint_settings(checkpoint)
+        if settings["has_memory"]:
+            result["off"] = measure("test-off.log", off=True)
+        elif args.context_window and not settings["has_past"]:
+            result["sliding"] = measure("test-sliding.log", context=args.context_window)
         return result
 
     return once(folder, asked, work)
 
 
-def task_settings(checkpoint):
-    """What the evaluation must know of the training."""
-    import torch
-
-    cfg = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)["cfg"]
-    names = ("tokens_per_sample", "stream_layout", "document_separator")
-    return {**{n: str(cfg["task"][n]) for n in names}, "model": cfg["model"]["_name"]}
-
-
 def table(results, configs):
     """Markdown: mean and standard deviation over the seeds, each of them, and what it took."""
-    lines = [
-        "| model | perplexity | by seed | memory off | minutes | paper, WikiText-103 |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for name in (config.stem for config in configs):
-        own = sorted((r for r in results if r["config"] == name), key=lambda r: r["seed"])
+    data, paper = PAPER.get(configs[0].parent.parent.parent.name, ("", {}))
+    words = all("word_ppl" in r["on"] for r in results)
+    head = ["model", "perplexity", "by seed", *["per word"] * words, "memory off", "minutes"]
+    head += [f"paper, {data}"] * bool(paper)
+    lines = [head, ["---"] * len(head)]
+
+    def line(name, own, found, off, stem):
+        values = [r["ppl"] for r in found]
+        cells = [name, spread(values), ", ".join(f"{v:.2f}" for v in values)]
+        cells += [spread([r["word_ppl"] for r in found])] if words else []
+        cells += [spread([r["ppl"] for r in off]) if off else "–"]
+        cells += [f"{statistics.mean(r['seconds'] for r in own) / 60:.1f}"]
+        lines.append(cells + [paper.get(stem, "–")] * bool(paper))
+
+    for stem in (config.stem for config in configs):
+        own = sorted((r for r in results if r["config"] == stem), key=lambda r: r["seed"])
         if not own:
             continue
-        values = [r["on"]["ppl"] for r in own]
-        off = [r["off"]["ppl"] for r in own if "off" in r]
-        cells = [
-            name.replace("_", " "),
-            spread(values),
-            ", ".join(f"{v:.2f}" for v in values),
-            spread(off) if off else "–",
-            f"{statistics.mean(r['seconds'] for r in own) / 60:.1f}",
-            f"{PAPER[name]:.2f}" if name in PAPER else "–",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        off = [r["off"] for r in own if "off" in r]
+        line(stem.replace("_", " "), own, [r["on"] for r in own], off, stem)
+        if "sliding" in own[0]:
+            name = f"{stem.replace('_', ' ')}, sliding window"
+            line(name, own, [r["sliding"] for r in own], [], None)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def paired(results, configs):
@@ -122,13 +126,16 @@ def main():
     parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
     parser.add_argument("--split", default="test", help="split to evaluate on")
     parser.add_argument("--eval-rows", type=int, default=4, help="streams of the evaluation")
+    parser.add_argument(
+        "--context-window", type=int, default=0, help="overlap of the windows, see above"
+    )
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_intermixed_args()
     args.overrides = [word for word in args.configs if "=" in word]
     args.data = str(Path(args.data).resolve())
     paths = [Path(word).resolve() for word in args.configs if "=" not in word]
     configs = [c for p in paths for c in (sorted(p.glob("*.yaml")) if p.is_dir() else [p])]
-    configs.sort(key=lambda c: list(PAPER).index(c.stem) if c.stem in PAPER else len(PAPER))
+    configs.sort(key=lambda c: ROWS.index(c.stem) if c.stem in ROWS else len(ROWS))
     if not configs or not all(config.is_file() for config in configs):
         parser.error(f"no hydra configs (*.yaml) in {', '.join(map(str, paths)) or 'nothing'}")
     if not (Path(args.data) / "dict.txt").is_file():

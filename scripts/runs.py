@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from fairseq_inf.models.memory_lm import is_memory
+
 ROOT = Path(__file__).resolve().parent.parent
 # the models of the paper in the order of its tables: the names of their configs
 MODELS = (
@@ -57,6 +59,44 @@ def train(config, data, seed, folder, overrides, threads, cpu):
     seconds, _ = run(command, folder / "train.log", threads, finished="done training in")
     write_json(done, {"seconds": seconds})
     return seconds
+
+
+def evaluate(data, checkpoint, split, rows, log, threads, cpu, off=False, context=0):
+    """fairseq-eval-lm of a checkpoint, read as it was trained, and what it says by token and by
+    word.  off: without the long-term memory.  context: fairseq's --context-window."""
+    settings = checkpoint_settings(checkpoint)
+    command = [
+        tool("fairseq-eval-lm"), str(data), "--user-dir", str(ROOT / "fairseq_inf"),
+        "--task", "long_sequence_lm", "--path", str(checkpoint), "--gen-subset", split,
+        "--tokens-per-sample", settings["tokens_per_sample"], "--batch-size", str(rows),
+        "--stream-layout", settings["stream_layout"],
+        "--document-separator", settings["document_separator"],
+        "--model-overrides", repr({"ltm_enabled": False} if off else {}),
+        "--context-window", str(context),
+    ]  # fmt: skip
+    _, printed = run(command + ["--cpu"] * cpu, log, threads)
+    tokens = int(re.findall(r"Evaluated ([\d,]+) tokens", printed)[-1].replace(",", ""))
+    bits, ppl = re.findall(r"Loss \(base 2\): (\S+), Perplexity: (\S+)", printed)[-1]
+    result = {"tokens": tokens, "bits": float(bits), "ppl": float(ppl)}
+    summary = Path(data) / "documents.json"
+    counted = json.loads(summary.read_text()).get(split) if summary.is_file() else None
+    if counted and counted["tokens"] == tokens:
+        result["words"] = counted["words"]
+        result["word_ppl"] = 2 ** (float(bits) * tokens / counted["words"])
+    return result
+
+
+def checkpoint_settings(checkpoint):
+    """What the evaluation must know of the training."""
+    import torch
+
+    state = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)
+    task = state["cfg"]["task"]
+    names = ("tokens_per_sample", "stream_layout", "document_separator")
+    settings = {name: str(task[name]) for name in names}
+    settings["has_memory"] = any(is_memory(name) for name in state["model"])
+    settings["has_past"] = settings["has_memory"] or state["cfg"]["model"]["stm_length"] > 0
+    return settings
 
 
 def once(folder, asked, work):

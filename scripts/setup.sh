@@ -17,10 +17,10 @@ setup() {
     if python - <<'PY'
 import importlib.metadata as m, sys
 names = ["torch", "numpy", "fairseq" if sys.version_info < (3, 11) else "fairseq-fixed", "safetensors",
-         "sentencepiece", "sacrebleu", "tensorboardX", "tqdm", "matplotlib", "pytest", "pytest-xdist", "ruff"]
+         "sentencepiece", "sacrebleu", "tensorboardX", "tqdm", "matplotlib", "transformers", "pytest", "pytest-xdist", "ruff"]
 try:
     [m.version(name) for name in names]
-    sys.exit(m.version("fairseq_inf") != "0.2.0")
+    sys.exit(m.version("fairseq_inf") != "0.3.0")
 except m.PackageNotFoundError:
     sys.exit(1)
 PY
@@ -35,7 +35,7 @@ PY
             # its sources lack a file of an extension that is only built when torch is in sight
             echo "setup: installing torch and fairseq 0.12.2 (about 2 minutes)"
             python -m pip install "${quiet[@]}" "pip<24.1" || return
-            python -m pip install "${quiet[@]}" "torch==2.1.2" "numpy<1.24" || return
+            python -m pip install "${quiet[@]}" "torch==2.1.2" "numpy<1.24" "transformers<4.50" || return
             python -m pip install "${quiet[@]}" "fairseq==0.12.2" || return
             ;;
         3.8 | 3.9) echo "setup: Python $here is too old, use 3.10 or newer" >&2; return 1 ;;
