@@ -2,6 +2,7 @@
 
     python scripts/bench.py                # about 7 minutes on 2 cores
     python scripts/bench.py --bf16         # the long stream in bfloat16
+    python scripts/bench.py --gpt2         # a training step of GPT-2 small, about 2 minutes
 
 Ratios are medians over rounds in which both sides run one after the other, so that a noisy
 machine slows both.
@@ -23,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fairseq_inf.memory import ContinuousMemory
 from fairseq_inf.models.generation import Continuation, new_reading, read
 from fairseq_inf.models.infinite_former import InfiniteFormerConfig, InfiniteFormerLM
+from fairseq_inf.models.memory_lm import ARCHITECTURES
 from fairseq_inf.models.transformer_xl import TransformerXLConfig, TransformerXLLM
 
 
@@ -333,7 +335,28 @@ def bench_stream(out, segments, dtype, rounds=60):
     out[f"peak_memory_growth{name}"] = peak[segments] / peak[10]
 
 
+def bench_gpt2(out, rounds):
+    """GPT-2 small (124M) at L = N = 512, a row at a time: a step with the memory and without."""
+    words, length = 50260, 512
+    sizes = {**ARCHITECTURES["gpt2"], "attention_dropout": 0.0}
+    memory = {"ltm_basis": length, "ltm_widths": "0.005,0.01"}
+    ours = infinite_former(words, **memory, **sizes)
+    times = side_by_side([ours], 1, length, words, True, 1)
+    out["gpt2_step_s"] = typical(times, 0)
+    out["gpt2_peak_memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    sticky = infinite_former(words, ltm_sticky=True, **memory, **sizes)
+    alone = transformer_xl(words, **sizes)
+    times = side_by_side([alone, ours, sticky], 1, length, words, True, rounds)
+    out["gpt2_step_s"] = typical(times, 1)
+    out["gpt2_memory_overhead"] = ratio(times, 1, 0)
+    out["gpt2_sticky_overhead"] = ratio(times, 2, 0)
+
+
 EXPLAINED = {
+    "gpt2_step_s": "training step of GPT-2 small with a memory, 512 tokens, seconds",
+    "gpt2_peak_memory_mb": "its peak memory, parameters and Adam included, MB",
+    "gpt2_memory_overhead": "step with memory / without",
+    "gpt2_sticky_overhead": "the same with sticky memories",
     "memory_overhead": "step with memory / without, WikiText-103 layers, B = 4",
     "sticky_overhead": "the same with sticky memories",
     "train_cost_vs_gpt": "training step / that of a plain GPT",
@@ -366,15 +389,20 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=12, help="rounds of each comparison")
     parser.add_argument("--segments", type=int, default=10_000, help="segments of the stream")
-    parser.add_argument("--bf16", action="store_true", help="only the stream, in bfloat16")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--bf16", action="store_true", help="only the stream, in bfloat16")
+    only.add_argument("--gpt2", action="store_true", help="only a training step of GPT-2 small")
     args = parser.parse_args()
     if args.rounds < 1 or args.segments < 100:
         parser.error("--rounds must be at least 1 and --segments at least 100")
     torch.manual_seed(0)
     out = {"threads": torch.get_num_threads(), "torch": torch.__version__}
-    # the stream comes first: what runs before it would hide its own peak memory
-    bench_stream(out, args.segments, torch.bfloat16 if args.bf16 else torch.float32)
-    if not args.bf16:
+    if args.gpt2:
+        bench_gpt2(out, args.rounds)
+    else:
+        # the stream comes first: what runs before it would hide its own peak memory
+        bench_stream(out, args.segments, torch.bfloat16 if args.bf16 else torch.float32)
+    if not args.bf16 and not args.gpt2:
         bench_overhead(out, args.rounds)
         bench_against_gpt(out, args.rounds)
         bench_generation(out, max(3, args.rounds // 2))
