@@ -45,10 +45,12 @@ def train(args, config, seed):
         "--data": args.data,
         "--split": args.split,
         "--eval-rows": args.eval_rows,
-        "--context-window": args.context_window,
         "overrides": args.overrides,
         "config": config.read_text(),
     }
+
+    if args.context_window:
+        asked["--context-window"] = args.context_window
 
     def work():
         seconds = train_config(

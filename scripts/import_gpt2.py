@@ -12,10 +12,12 @@ memory adds is zero at first: the model starts as GPT-2.
 """
 
 import argparse
+import contextlib
 import json
 import logging
 import os
 import pickle
+import re
 import shutil
 import sys
 import tempfile
@@ -63,6 +65,13 @@ FIXED = {  # of config.json: what another value would change in the model
     "add_cross_attention": False,
     "tie_word_embeddings": True,
 }
+DEFAULTS = {  # what older files leave out; None: must be there
+    **dict.fromkeys(("n_layer", "n_embd", "n_head", "vocab_size", "n_inner")),
+    "n_positions": 1024,
+    "resid_pdrop": 0.1,
+    "attn_pdrop": 0.1,
+    "eos_token_id": 50256,
+}
 ENCODING = {"vocab.json": "encoder.json", "merges.txt": "vocab.bpe"}  # the same files, renamed
 GPT2_WORDS = 50257
 
@@ -102,15 +111,30 @@ def read_config(folder):
     except FileNotFoundError:
         raise Failure(f"{path} does not exist: is it a model of Hugging Face?") from None
     except ValueError:
-        raise Failure(f"{path} is damaged: fetch it again") from None
+        config = None
+    except OSError as error:
+        raise Failure(f"{path} cannot be read: {error.strerror}") from None
+    if not isinstance(config, dict):
+        raise Failure(f"{path} is damaged: fetch it again")
     if config.get("model_type") != "gpt2":
         raise Failure(f"{path} is of a {config.get('model_type')!r}: only 'gpt2' can be imported")
     for name, value in FIXED.items():
         if config.get(name, value) != value:
             raise Failure(f"{path}: {name} is {config[name]!r}, only {value!r} can be imported")
-    for name in ("n_layer", "n_embd", "n_head", "vocab_size"):
-        if not isinstance(config.get(name), int):
-            raise Failure(f"{path} does not say {name}: fetch it again")
+    config = {**DEFAULTS, **config}
+    if config["n_inner"] is None and isinstance(config["n_embd"], int):
+        config["n_inner"] = 4 * config["n_embd"]
+    for name in ("n_layer", "n_embd", "n_head", "vocab_size", "n_positions", "n_inner"):
+        if not isinstance(config[name], int) or config[name] < 1:
+            raise Failure(f"{path}: {name} must be a positive number, got {config[name]!r}")
+    for name in ("resid_pdrop", "attn_pdrop"):
+        if not isinstance(config[name], (int, float)) or not 0 <= config[name] < 1:
+            raise Failure(f"{path}: {name} must be at least 0 and below 1, got {config[name]!r}")
+    eos_id = config["eos_token_id"]
+    if not isinstance(eos_id, int) or not 0 <= eos_id < config["vocab_size"]:
+        raise Failure(
+            f"{path}: eos_token_id {eos_id} is not one of the {config['vocab_size']} tokens"
+        )
     return config
 
 
@@ -125,6 +149,8 @@ def read_weights(folder):
         else:
             raise Failure(f"{folder} has neither model.safetensors nor pytorch_model.bin")
     except pickle.UnpicklingError:
+        if not pickled.read_bytes().startswith((b"PK", b"\x80")):
+            raise Failure(f"{pickled} is damaged: fetch it again") from None
         raise Failure(
             f"{pickled} holds more than tensors, which might run code, and is not loaded: "
             "convert it to model.safetensors where you trust it"
@@ -139,12 +165,17 @@ def read_weights(folder):
     return {name.removeprefix("transformer."): x for name, x in tensors.items()}
 
 
+def is_token(word):
+    """Whether a word of a dictionary is the number of a token."""
+    return word.isascii() and word.isdecimal() and str(int(word)) == word
+
+
 def token_ids(dictionary, eos_id):
     """The GPT-2 token of each word of a dictionary, -1 for words that GPT-2 does not have.
     </s> is its <|endoftext|>, which may be in the dictionary once more and is not used there."""
     ids = torch.full((len(dictionary),), -1)
     for index, word in enumerate(dictionary.symbols):
-        if word.isdigit() and int(word) != eos_id:
+        if is_token(word) and int(word) != eos_id:
             ids[index] = int(word)
     ids[dictionary.eos()] = eos_id
     return ids
@@ -159,7 +190,7 @@ def load_dictionary(path):
         raise Failure(f"--dict {path} does not exist: name the dict.txt of the data")
     try:
         return Dictionary.load(str(path))
-    except (ValueError, UnicodeError):
+    except Exception:  # fairseq raises that very class
         raise Failure(f"--dict {path} is not a dictionary of fairseq's") from None
 
 
@@ -171,8 +202,8 @@ def host_state(tensors, config, ids, path):
         if name not in tensors:
             raise Failure(f"the model has no tensor {name}: it is not whole, or not a GPT-2")
         x = tensors[name].float()
-        if shape and x.shape != shape:
-            raise Failure(f"{name} is {tuple(x.shape)}, config.json says {shape}")
+        if x.shape != shape:
+            raise Failure(f"{name} is {tuple(x.shape)}, by config.json it must be {shape}")
         return x
 
     words = take("wte.weight", config["vocab_size"], width)
@@ -191,12 +222,28 @@ def host_state(tensors, config, ids, path):
     embedding[real] = words[ids[real]]
     found["embed_tokens.weight"] = found["output_projection.weight"] = embedding
     found["absent"] = torch.zeros(len(ids)).masked_fill(~real, -torch.inf)
+    if any(name.startswith(f"h.{config['n_layer']}.") for name in tensors):
+        raise Failure(f"the model has more layers than the {config['n_layer']} of config.json")
+    inner = config["n_inner"]
+    shapes = {
+        "wpe.weight": (config["n_positions"], width),
+        "attn.c_attn.weight": (width, 3 * width),
+        "attn.c_attn.bias": (3 * width,),
+        "attn.c_proj.weight": (width, width),
+        "mlp.c_fc.weight": (width, inner),
+        "mlp.c_fc.bias": (inner,),
+        "mlp.c_proj.weight": (inner, width),
+    }
+
+    def take_named(name):
+        return take(name, *shapes.get(re.sub(r"^h\.\d+\.", "", name), (width,)))
+
     for theirs, ours, transposed in names(config["n_layer"]):
-        x = take(theirs)
+        x = take_named(theirs)
         found[ours] = x.T.contiguous() if transposed else x
     for i in range(config["n_layer"]):
         for part in ("weight", "bias"):
-            x = take(f"h.{i}.attn.c_attn.{part}")
+            x = take_named(f"h.{i}.attn.c_attn.{part}")
             x = x.T if part == "weight" else x
             name = f"layers.{i}.attention"
             found[f"{name}.query.{part}"] = x[:width].contiguous()
@@ -204,15 +251,15 @@ def host_state(tensors, config, ids, path):
     return {f"decoder.{name}": x for name, x in found.items()}
 
 
-def model_flags(config, tensors):
+def model_flags(config):
     return {
         "--decoder-layers": config["n_layer"],
         "--decoder-embed-dim": config["n_embd"],
         "--decoder-attention-heads": config["n_head"],
-        "--decoder-ffn-embed-dim": config.get("n_inner") or 4 * config["n_embd"],
-        "--decoder-positions": len(tensors["wpe.weight"]) if "wpe.weight" in tensors else 1,
-        "--dropout": config.get("resid_pdrop", 0.1),
-        "--attention-dropout": config.get("attn_pdrop", 0.1),
+        "--decoder-ffn-embed-dim": config["n_inner"],
+        "--decoder-positions": config["n_positions"],
+        "--dropout": config["resid_pdrop"],
+        "--attention-dropout": config["attn_pdrop"],
     }
 
 
@@ -224,11 +271,16 @@ def build(arch, flags, data):
     if getattr(settings, "decoder_host", None) != "gpt2":
         raise Failure(f"--arch {arch} is not a GPT-2: gpt2_lm, infinite_former_lm_gpt2, …")
     words = [data, "--user-dir", str(PLUGIN), "--task", "long_sequence_lm", "--arch", arch]
-    words += ["--tokens-per-sample", "1", "--criterion", "cross_entropy_with_kl"]
+    words += ["--stream-layout", "documents", "--criterion", "cross_entropy_with_kl"]
     words += ["--optimizer", "adam", *flags]
-    with warnings.catch_warnings():  # of fairseq's use of hydra
-        warnings.simplefilter("ignore")
-        args = options.parse_args_and_arch(options.get_training_parser(), input_args=words)
+    with warnings.catch_warnings(), tempfile.TemporaryFile("w+") as said:
+        warnings.simplefilter("ignore")  # of fairseq's use of hydra
+        try:
+            with contextlib.redirect_stderr(said):  # its whole usage, and then what is wrong
+                args = options.parse_args_and_arch(options.get_training_parser(), input_args=words)
+        except SystemExit:
+            said.seek(0)
+            raise Failure(said.read().splitlines()[-1].split("error: ")[-1]) from None
         cfg = convert_namespace_to_omegaconf(args)
     task = tasks.setup_task(cfg.task)
     return cfg, task, task.build_model(cfg.model)
@@ -236,9 +288,7 @@ def build(arch, flags, data):
 
 def save_checkpoint(path, cfg, task, model, data):
     with open_dict(cfg):
-        cfg.task.data = data
-        cfg.task.tokens_per_sample = min(512, cfg.model.decoder_positions)
-        cfg.common.user_dir = None
+        cfg.task.data, cfg.common.user_dir = data, None
     state = {
         "args": None,
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
@@ -262,12 +312,7 @@ def convert(args, flags, scratch):
     """Write what OUTPUT is to hold into the folder `scratch`.  -> what to say"""
     folder = find_folder(args.model)
     config, tensors = read_config(folder), read_weights(folder)
-    eos_id = config.get("eos_token_id", GPT2_WORDS - 1)
-    if not isinstance(eos_id, int) or not 0 <= eos_id < config["vocab_size"]:
-        raise Failure(
-            f"{folder / 'config.json'}: eos_token_id {eos_id} is not one of the "
-            f"{config['vocab_size']} tokens"
-        )
+    eos_id = config["eos_token_id"]
     path = scratch / "dict.txt"
     if args.dict:
         load_dictionary(args.dict)
@@ -276,14 +321,19 @@ def convert(args, flags, scratch):
         write_dictionary(path, config["vocab_size"], eos_id)
     ids = token_ids(Dictionary.load(str(path)), eos_id)
     state = host_state(tensors, config, ids, args.dict or path)
-    sizes = [str(word) for pair in model_flags(config, tensors).items() for word in pair]
-    cfg, task, model = build(args.arch, sizes + flags, str(scratch))
+    sizes = [str(word) for pair in model_flags(config).items() for word in pair]
+    length = ["--tokens-per-sample", str(min(512, config["n_positions"]))]
+    cfg, task, model = build(args.arch, sizes + length + flags, str(scratch))
+    if cfg.model.activation_fn != "gelu_accurate":
+        raise Failure(f"--activation-fn {cfg.model.activation_fn} is not GPT-2's: leave it out")
     own = {name: x for name, x in model.state_dict().items() if is_memory(name)}
     try:
         model.load_state_dict({**state, **own}, strict=True)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split()[-30:])
-        raise Failure(f"{folder} does not fit {args.arch}: {reason}") from None
+    except RuntimeError:
+        raise Failure(
+            f"{folder} does not fit the flags that were given: those of GPT-2's own sizes come "
+            "from its config.json, leave them out"
+        ) from None
     if all((folder / name).is_file() for name in ENCODING):
         for theirs, ours in ENCODING.items():
             shutil.copyfile(folder / theirs, scratch / ours)
@@ -306,8 +356,10 @@ def convert_back(args, scratch):
         raise Failure(f"{path} does not exist") from None
     except (pickle.UnpicklingError, RuntimeError, OSError, KeyError, TypeError, EOFError):
         raise Failure(f"{path} is not a whole checkpoint of fairseq's") from None
-    if "decoder.embed_positions.weight" not in model:
+    if not {"decoder.embed_positions.weight", "decoder.absent"} <= model.keys():
         raise Failure(f"{path} is not a GPT-2 with or without a memory")
+    if cfg["activation_fn"] != "gelu_accurate":
+        raise Failure(f"{path} has another activation than GPT-2: {cfg['activation_fn']}")
     model = {name.removeprefix("decoder."): x.float() for name, x in model.items()}
     named = args.dict or path.parent / "dict.txt"
     dictionary = load_dictionary(named)
@@ -315,9 +367,13 @@ def convert_back(args, scratch):
     if task.get("dictionary", own["dictionary"]) != own["dictionary"]:
         raise Failure(f"--dict {named} is of another vocabulary than {path}: name its own")
 
-    listed = {int(w): i for i, w in enumerate(dictionary.symbols) if w.isdigit()}
+    listed = {int(w): i for i, w in enumerate(dictionary.symbols) if is_token(w)}
+    # <|endoftext|>: listed, but not used; or not listed; or listed in vain by a model that was
+    # trained from scratch
     unused = [token for token, i in listed.items() if model["absent"][i] != 0]
-    eos_id = unused[0] if unused else min(len(listed), GPT2_WORDS - 1)
+    gaps = (token for token in range(len(listed)) if token not in listed)
+    last = GPT2_WORDS - 1 if len(listed) == GPT2_WORDS else len(listed)
+    eos_id = unused[0] if unused else next(gaps, last)
     listed[eos_id] = dictionary.eos()
     if sorted(listed) != list(range(len(listed))):
         raise Failure(f"--dict {named} is not of a GPT-2's tokens: its words must be 0, 1, 2, …")
@@ -361,12 +417,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", help="folder or hub name of a GPT-2; with --back, a checkpoint")
     parser.add_argument("output", type=Path, help="folder to make")
-    parser.add_argument("--arch", default="gpt2_lm", help="architecture of the checkpoint")
+    parser.add_argument("--arch", help="architecture of the checkpoint (gpt2_lm)")
     parser.add_argument("--dict", type=Path, help="dictionary of data that is binarized already")
     parser.add_argument("--back", action="store_true", help="from a checkpoint to a GPT-2")
     args, flags = parser.parse_known_args()
-    if args.back and flags:
-        parser.error(f"{flags[0]} is not for --back")
+    if args.back and (flags or args.arch):
+        parser.error(f"{flags[0] if flags else '--arch'} is not for --back")
+    args.arch = args.arch or "gpt2_lm"
     scratch = None
     try:
         if args.output.exists():

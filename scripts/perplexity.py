@@ -48,6 +48,11 @@ def main():
         except SystemExit as failure:
             sys.exit(str(failure).replace(f", see {log}", ""))
     print(f"{found['tokens']:,} tokens, perplexity {found['ppl']:.2f}")
+    if "words" not in found:
+        sys.exit(
+            f"{args.data / 'documents.json'} does not count the words of these tokens of "
+            f"{args.split}: make the data with scripts/prepare_documents.py"
+        )
     print(f"{found['words']:,} words, perplexity {found['word_ppl']:.2f}")
 
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-HEADING = re.compile(r"(?m)^ *\n(?P<heading> = (?!= ).*(?<! =) = \n) *\n")
+HEADING = re.compile(r"(?m)^ *\n(?P<heading> = (?!= ).*(?<! =) = \n)(?= *\n)")
 
 
 def articles(text):

@@ -545,3 +545,10 @@ def test_bad_settings_name_their_flag(kwargs, flag):
 def test_bad_settings_of_a_compressive_memory_name_their_flag(kwargs, flag):
     with pytest.raises(ValueError, match=flag):
         make_model("compressive_transformer", **kwargs)
+
+
+def test_the_parts_of_a_layer_keep_their_order_by_which_optimizers_number_parameters():
+    names = [name.split(".")[0] for name, _ in make_model().decoder.layers[0].named_parameters()]
+    assert list(dict.fromkeys(names)) == [
+        "attention", "memory", "attention_norm", "inner", "outer", "ffn_norm",
+    ]  # fmt: skip

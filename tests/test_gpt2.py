@@ -13,12 +13,14 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT, TASK, TRAIN, evaluate, fairseq, load, result, tool
+from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from safetensors.torch import load_file, save_file
 from test_decoder import GPT2, make_model, stream, text
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from fairseq_inf.models import TransformerXLLM
+from fairseq_inf.models.generation import new_reading
 
 WORDS = 61  # of the small GPT-2; the last one is its <|endoftext|>
 SIZES = (
@@ -199,7 +201,7 @@ def test_the_same_weights_give_the_same_logits_before_any_import():
     decoder = make_model("transformer_xl", **GPT2).decoder
     script = load_script()
     ids = torch.arange(len(decoder.dictionary))
-    config = {**theirs.config.to_dict(), "vocab_size": len(ids), "n_positions": 32}
+    config = {**theirs.config.to_dict(), "vocab_size": len(ids), "n_inner": 64}
     tensors = {k.removeprefix("transformer."): x for k, x in theirs.state_dict().items()}
     tensors["wte.weight"] = tensors["wte.weight"][: len(ids)]
     tensors.pop("lm_head.weight")
@@ -280,10 +282,10 @@ def test_bad_models_are_refused_in_one_sentence_and_leave_nothing(small, tmp_pat
     config = json.loads((hf / "config.json").read_text())
     tensors = load_file(hf / "model.safetensors")
 
-    def broken(name, change=None, drop=None, weights=True):
+    def broken(name, change=None, drop=None, weights=True, text=None):
         folder = tmp_path / name
         folder.mkdir()
-        (folder / "config.json").write_text(json.dumps({**config, **(change or {})}))
+        (folder / "config.json").write_text(text or json.dumps({**config, **(change or {})}))
         if weights:
             kept = {k: x for k, x in tensors.items() if k != drop}
             save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
@@ -301,6 +303,8 @@ def test_bad_models_are_refused_in_one_sentence_and_leave_nothing(small, tmp_pat
     other.write_text("".join(f"{i} 1\n" for i in range(40)))
     larger = tmp_path / "larger.txt"
     larger.write_text("".join(f"{i} 1\n" for i in range(90)))
+    double = tmp_path / "double.txt"
+    double.write_text("0 1\n" * 2)
     missing = "transformer.h.1.mlp.c_fc.weight"
     out = tmp_path / "out"
     for args, said in (
@@ -308,6 +312,15 @@ def test_bad_models_are_refused_in_one_sentence_and_leave_nothing(small, tmp_pat
         ([broken("relu", {"activation_function": "relu"})], "activation_function"),
         ([broken("lacks", drop=missing)], "h.1.mlp.c_fc.weight"),
         ([broken("sizes", {"n_embd": 32})], "wte.weight"),
+        ([broken("inner", {"n_inner": 48})], "h.0.mlp.c_fc.weight"),
+        ([broken("layers", {"n_layer": 1})], "more layers than the 1"),
+        ([broken("type", {"n_head": "two"})], "n_head must be a positive number"),
+        ([broken("list", weights=False, text="[]")], "config.json is damaged"),
+        ([hf, "--ltm-bassis", "3"], "--ltm-bassis"),
+        ([hf, *INFINITE[:2], "--ltm-basis", "many"], "--ltm-basis"),
+        ([hf, "--decoder-layers", "3"], "does not fit the flags"),
+        ([hf, "--activation-fn", "relu"], "--activation-fn relu"),
+        ([hf, "--dict", double], "not a dictionary of fairseq's"),
         ([broken("empty", weights=False)], "neither model.safetensors nor"),
         ([broken("eos", {"eos_token_id": 50256})], "eos_token_id 50256"),
         ([code], "might run code"),
@@ -337,6 +350,46 @@ def test_a_full_disk_leaves_no_half_written_file(small, tmp_path, back):
     said = convert(*source, tmp_path / "out", ok=False, limit=20_000)
     assert f"{tmp_path / 'out'} cannot be written" in said
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("last", [0, 7])
+def test_the_end_of_text_may_be_any_token(tmp_path, last):
+    model = hugging_face()
+    model.config.eos_token_id = last
+    model.save_pretrained(tmp_path / "hf")
+    convert(tmp_path / "hf", tmp_path / "gpt2")
+    convert("--back", tmp_path / "gpt2" / "checkpoint.pt", tmp_path / "back")
+    one, two = (load_file(tmp_path / f / "model.safetensors") for f in ("hf", "back"))
+    assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_an_imported_gpt2_brings_its_encoding(tmp_path):
+    """What is imported serves to prepare data, and to write."""
+    symbols = [*bytes_to_unicode().values(), "th", "the", "<|endoftext|>"]
+    hugging_face(tmp_path / "hf", vocab_size=len(symbols))
+    (tmp_path / "hf" / "vocab.json").write_text(json.dumps({s: i for i, s in enumerate(symbols)}))
+    (tmp_path / "hf" / "merges.txt").write_text("#version: 0.2\nt h\nth e\n")
+    convert(tmp_path / "hf", tmp_path / "gpt2")
+    hub = TransformerXLLM.from_pretrained(str(tmp_path / "gpt2"), "checkpoint.pt", ".")
+    assert [hub.dictionary[i] for i in hub.tokens_of("the").tolist()] == ["257"]
+    assert isinstance(hub.generate("on the other", max_tokens=40), str)
+    for split in ("train", "validation", "test"):
+        (tmp_path / "texts" / split).mkdir(parents=True)
+        (tmp_path / "texts" / split / "1.txt").write_text("the other text\n")
+    done = subprocess.run(
+        ["bash", ROOT / "examples" / "gpt2" / "prepare.sh", tmp_path / "texts"], cwd=tmp_path,
+        text=True, capture_output=True, env={**os.environ, "GPT2_BPE": str(tmp_path / "gpt2")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    data = tmp_path / "data-bin" / "gpt2-texts"
+    assert (data / "dict.txt").read_text() == (tmp_path / "gpt2" / "dict.txt").read_text()
+    command = [sys.executable, "scripts/perplexity.py", data, "--cpu"]
+    command += ["--path", tmp_path / "gpt2" / "checkpoint.pt"]
+    done = subprocess.run([*map(str, command)], cwd=ROOT, text=True, capture_output=True)
+    assert "3 words, perplexity" in done.stdout, done.stderr
+    (data / "documents.json").write_text('{"encoding": "gpt2"}')
+    done = subprocess.run([*map(str, command)], cwd=ROOT, text=True, capture_output=True)
+    assert "does not count the words" in done.stderr and "Traceback" not in done.stderr
 
 
 # evaluation
@@ -382,6 +435,8 @@ def test_sliding_windows_give_every_token_its_context(small, data):
     assert "--context-window is not for streams" in said
     said = evaluate(data, path, *each, "--context-window", 16, ok=False)
     assert "less --context-window" in said
+    with pytest.raises(ValueError, match="a segment of 33 tokens is longer than the 32 positions"):
+        new_reading(decoder, 1, 33)
 
 
 def test_words_that_gpt2_has_not_are_refused(small, tmp_path):

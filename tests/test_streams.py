@@ -149,3 +149,33 @@ def test_words_outside_the_dictionary_are_refused():
 def test_an_empty_split_is_refused():
     with pytest.raises(ValueError, match="split train holds no tokens"):
         make_dataset([], "corpus")
+
+
+@pytest.mark.parametrize("layout", ["corpus", "documents"])
+def test_windows_overlap_by_their_context_and_stay_in_their_document(layout):
+    """Every token is scored once; before it are `context` tokens, or all of its stream."""
+    dataset = make_dataset([5, 1, 40, 63], layout, separator=20 if layout == "documents" else None)
+    length, context = 4, 6
+    spans = dataset.spans(2, length)
+    batches = SegmentBatches(dataset, spans, length, slice(0, 2), context)
+    text, eos = flat(dataset), dataset.dictionary.eos()
+    begins = [span[0] for row in spans for span in row]
+    scored = []
+    for i in range(len(batches)):
+        batch = batches[i]
+        assert batch["net_input"]["starts"].all()
+        for row, skipped in enumerate(batch["start_indices"]):
+            size = int(batch["net_input"]["src_lengths"][row])
+            inputs = batch["net_input"]["src_tokens"][row, :size].tolist()
+            target = batch["target"][row, :size].tolist()
+            if not size:
+                continue
+            assert skipped <= context and inputs[1:] == target[:-1]
+            first = next(
+                at for at in range(len(text)) if text[at : at + size] == target and size - skipped
+            )
+            assert skipped == context or first in begins
+            fresh = first == 0 or (layout == "documents" and first in begins)
+            assert inputs[0] == (eos if fresh else text[first - 1])
+            scored += range(first + skipped, first + size)
+    assert sorted(scored) == list(range(len(text)))

@@ -15,12 +15,20 @@ mkdir -p "$folder"
 echo "downloading $url ..."
 curl -fL --retry 5 -C - -o "$folder/wikitext.zip" "$url" ||
     fail "The download from $url was broken off: $again"
-python - "$folder" <<'PYTHON' || fail "$folder/wikitext.zip is damaged: remove it and run this again."
-import pathlib, sys, zipfile
+python - "$folder" <<'PYTHON'
+import pathlib, sys, zipfile, zlib
 folder = pathlib.Path(sys.argv[1])
-with zipfile.ZipFile(folder / "wikitext.zip") as archive:
-    for name in archive.namelist():
-        if name.endswith((".tokens", ".raw")):
-            (folder / pathlib.Path(name).name).write_bytes(archive.read(name))
+part = folder / "part"
+try:
+    with zipfile.ZipFile(folder / "wikitext.zip") as archive:
+        for name in archive.namelist():
+            if name.endswith((".tokens", ".raw")):
+                part.write_bytes(archive.read(name))
+                part.rename(folder / pathlib.Path(name).name)
+except (zipfile.BadZipFile, zlib.error):
+    sys.exit(f"{folder}/wikitext.zip is damaged: remove it and run this again.")
+except OSError as error:
+    part.unlink(missing_ok=True)
+    sys.exit(f"{folder} cannot be written: {error.strerror}.")
 PYTHON
 rm "$folder/wikitext.zip"

@@ -255,7 +255,7 @@ def _segments(spans, length, context=0):
     for begin, end in spans:
         at = np.arange(begin, end, length, dtype=np.int64)
         first = np.maximum(at - context, begin)
-        columns.append((first, np.minimum(at + length, end), at == begin, at - first))
+        columns.append((first, np.minimum(at + length, end), first == begin, at - first))
     if not spans:
         nothing = np.zeros(0, np.int64)
         return nothing, nothing, np.zeros(0, bool), nothing

@@ -159,6 +159,9 @@ class MemoryDecoder(FairseqDecoder):
             extra["reconstruction"] = sum(losses)
         return x, state, extra
 
+    def check_length(self, length):
+        """Raise an error if a segment cannot have that many tokens."""
+
     def embed(self, tokens, place):
         """place: of each token in its segment, broadcastable to B x T."""
         return self.dropout(self.embed_tokens(tokens) * math.sqrt(self.dim))

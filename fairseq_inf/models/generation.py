@@ -41,6 +41,7 @@ class Cache(State):
 
 def new_reading(decoder, rows, length):
     """Nothing but eos."""
+    decoder.check_length(length)
     memory = _widen(decoder.initial_state(rows), decoder.stm_length + length)
     device = memory.filled.device
     tokens = torch.full((rows, length), decoder.dictionary.pad(), device=device)

@@ -43,13 +43,16 @@ class GPT2Decoder(MemoryDecoder):
         heads = cfg.decoder_attention_heads
         return GPT2Attention(self.dim, heads, cfg.attention_dropout, slots=compressive)
 
-    def embed(self, tokens, place):
-        length, most = tokens.size(1), self.embed_positions.num_embeddings
+    def check_length(self, length):
+        most = self.embed_positions.num_embeddings
         if length > most:
             raise ValueError(
                 f"a segment of {length} tokens is longer than the {most} positions of this GPT-2: "
                 "lower --tokens-per-sample"
             )
+
+    def embed(self, tokens, place):
+        self.check_length(tokens.size(1))
         alien = (self.absent[tokens] != 0) & (tokens != self.dictionary.pad())
         if alien.any():
             word = self.dictionary[int(tokens[alien][0])]

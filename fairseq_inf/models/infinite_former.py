@@ -46,7 +46,7 @@ class InfiniteFormerLM(MemoryLM):
         if cfg.ltm_basis < 1:
             raise ValueError(
                 f"--ltm-basis must be at least 1, got {cfg.ltm_basis}: "
-                "the model without a long-term memory is --arch transformer_xl_lm"
+                "the model without a long-term memory is --arch transformer_xl_lm, or gpt2_lm"
             )
         if cfg.ltm_widths == "auto":
             # each width has N/2 centres, 2/N apart

@@ -88,8 +88,9 @@ class MemoryLM(FairseqLanguageModel):
         embedding = build_embedding(cfg, dictionary)
         decoder = host(cfg, dictionary, embedding, cls.build_memory(cfg), cutoff)
         split_parameters(decoder, cfg.freeze_host)
-        names = ("decoder_host", "stm_length", "decoder_post_norm", "activation_fn")
-        names += cls.memory_settings
+        names = ("stm_length", "decoder_post_norm", "activation_fn", *cls.memory_settings)
+        if host is GPT2Decoder:
+            names = ("decoder_host", *names)
         settings = {flag(name): getattr(cfg, name) for name in names}
         settings["ltm_enabled"] = decoder.ltm_enabled
         # a checkpoint holds plain values only
@@ -172,13 +173,13 @@ def check_sizes(cfg):
 
 
 def check_gpt2(cfg):
-    for name, value in (
-        ("decoder_post_norm", False),
-        ("untie_embeddings", False),
-        ("adaptive_input", False),
-        ("adaptive_softmax_cutoff", None),
+    for name in (
+        "decoder_post_norm",
+        "untie_embeddings",
+        "adaptive_input",
+        "adaptive_softmax_cutoff",
     ):
-        if (getattr(cfg, name) or None) != (value or None):
+        if getattr(cfg, name):
             raise ValueError(f"{flag(name)} is not for GPT-2: leave it out")
     if cfg.stm_length:
         raise ValueError(

@@ -31,7 +31,8 @@ class DecoderLayer(nn.Module):
         normalize_before=True,
     ):
         super().__init__()
-        self.memory, self.attention = memory, attention
+        # in this order: optimizers number the parameters
+        self.attention, self.memory = attention, memory
         self.attention_norm = LayerNorm(dim)
         self.inner = nn.Linear(dim, ffn_dim)
         self.outer = nn.Linear(ffn_dim, dim)
