@@ -82,6 +82,21 @@ def stream(decoder, tokens, segment, state=None):
     return torch.cat(outs, dim=1), state
 
 
+def assert_equal(slowly, decoder, tokens, segment):
+    """A row read segment by segment is what `slowly` makes of it, and so are the gradients."""
+    state, outs = decoder.initial_state(1), []
+    for part in tokens.split(segment, dim=1):
+        out, state, _ = decoder(part, state)
+        outs.append(out[0])
+    fast, slow = torch.cat(outs), slowly(decoder, tokens[0], segment)
+    assert torch.allclose(fast, slow, atol=1e-6)
+    weight = torch.randn_like(fast)
+    variables = {k: p for k, p in decoder.named_parameters() if ".memory." not in k}
+    grads = [torch.autograd.grad((x * weight).sum(), variables.values()) for x in (fast, slow)]
+    for name, one, two in zip(variables, *grads, strict=True):
+        assert torch.allclose(one, two, atol=1e-5), name
+
+
 def assert_same(a, b, atol=1e-6):
     for name, x in a.tensors().items():
         assert torch.allclose(x, b.tensors()[name], atol=atol), name
@@ -119,18 +134,7 @@ def test_baselines_equal_naive_ones_with_their_gradients(name, post_norm, stm, s
     for layer in decoder.layers:
         torch.nn.init.normal_(layer.attention.content_bias)
         torch.nn.init.normal_(layer.attention.position_bias)
-    tokens = text(1, 38)
-    state, outs = decoder.initial_state(1), []
-    for part in tokens.split(segment, dim=1):
-        out, state, _ = decoder(part, state)
-        outs.append(out[0])
-    fast, slow = torch.cat(outs), naive.decoder(decoder, tokens[0], segment)
-    assert torch.allclose(fast, slow, atol=1e-6)
-    weight = torch.randn_like(fast)
-    variables = {k: p for k, p in decoder.named_parameters() if ".memory." not in k}
-    grads = [torch.autograd.grad((x * weight).sum(), variables.values()) for x in (fast, slow)]
-    for name, one, two in zip(variables, *grads, strict=True):
-        assert torch.allclose(one, two, atol=1e-5), name
+    assert_equal(naive.decoder, decoder, text(1, 38), segment)
 
 
 @pytest.mark.parametrize("longer", [13, 40])

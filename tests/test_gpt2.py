@@ -16,7 +16,7 @@ from conftest import ROOT, TASK, TRAIN, evaluate, fairseq, load, result, tool
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from safetensors.torch import load_file, save_file
-from test_decoder import GPT2, make_model, stream, text
+from test_decoder import GPT2, assert_equal, make_model, stream, text
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from fairseq_inf.models import TransformerXLLM
@@ -121,18 +121,7 @@ def opened(folder):
 @pytest.mark.parametrize("segment", [5, 7])
 def test_gpt2_equals_a_naive_one_with_its_gradients(name, segment):
     decoder = make_model(name, **GPT2).double().decoder
-    tokens = text(1, 33)
-    state, outs = decoder.initial_state(1), []
-    for part in tokens.split(segment, dim=1):
-        out, state, _ = decoder(part, state)
-        outs.append(out[0])
-    fast, slow = torch.cat(outs), naive.gpt2(decoder, tokens[0], segment)
-    assert torch.allclose(fast, slow, atol=1e-6)
-    weight = torch.randn_like(fast)
-    variables = {k: p for k, p in decoder.named_parameters() if ".memory." not in k}
-    grads = [torch.autograd.grad((x * weight).sum(), variables.values()) for x in (fast, slow)]
-    for key, one, two in zip(variables, *grads, strict=True):
-        assert torch.allclose(one, two, atol=1e-5), key
+    assert_equal(naive.gpt2, decoder, text(1, 33), segment)
 
 
 @pytest.mark.parametrize("name", ["infinite_former", "compressive_transformer"])
