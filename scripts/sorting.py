@@ -12,6 +12,7 @@ and a finished one is not run again, so that the figures can be drawn anew in se
 import argparse
 import csv
 import json
+import logging
 import re
 import statistics
 import subprocess
@@ -220,7 +221,7 @@ def lengths_table(results, marks, lengths):
 
 def draw_lengths(path, results, marks, lengths):
     plt = pyplot()
-    figure, axes = plt.subplots(figsize=(6, 4.2))
+    figure, axes = plt.subplots(figsize=(6, 4.8))
     found = columns_of(results, "model", "length")
     places = range(len(lengths))
     for number, model in enumerate(MODELS):
@@ -236,7 +237,7 @@ def draw_lengths(path, results, marks, lengths):
     axes.set_xlabel("length of the sequence")
     axes.set_ylabel("accuracy, %")
     axes.set_ylim(0, 100)
-    axes.legend(fontsize=8, ncols=2)
+    axes.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     save(plt, figure, path)
 
 
@@ -323,7 +324,7 @@ def save(plt, figure, path):
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=150, bbox_inches="tight")
     plt.close(figure)
 
 
@@ -352,4 +353,5 @@ def main():
 
 
 if __name__ == "__main__":
+    logging.disable(logging.INFO)  # fairseq lets through what every library says
     main()
