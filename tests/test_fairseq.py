@@ -200,8 +200,14 @@ BAD = {
     "a missing split": (["--valid-subset", "nothing"], "split nothing is not in"),
     "N not divisible": (["--ltm-basis", 11], "--ltm-basis 11"),
     "tau out of range": (["--ltm-tau", 1], "--ltm-tau must be strictly between 0 and 1, got 1"),
-    "unknown width": (["--ltm-widths", "0.1,auto?"], "--ltm-widths takes numbers"),
-    "B larger than the corpus": (["--batch-size", 100_000], "--batch-size 100000"),
+    "unknown width": (
+        ["--ltm-widths", "0.1,auto?"],
+        "--ltm-widths (auto, or 0.01,0.05) takes numbers",
+    ),
+    "B larger than the corpus": (
+        ["--batch-size", 100_000],
+        "--batch-size on all processes wants 100000 streams",
+    ),
     "unknown separator": (
         ["--stream-layout", "documents", "--document-separator", "<no>"],
         "--document-separator <no> is not in the dictionary",
