@@ -33,8 +33,7 @@ from fairseq_inf.data.sorting import SUMMARY, chance_accuracy, draw, oracle_accu
 CONFIGS = ROOT / "examples" / "sorting" / "config"
 VOCABULARY = 20
 # lengths, about 4, 8 and 16 segments; compression rates for them: the highest that
-# the paper tried, but 6 for 12 in small, which a pilot found better; sizes of train, valid and
-# test; N of the second figure
+# the paper tried, but 6 for 12 in small; sizes of train, valid and test; N of the second figure
 SCALES = {
     "paper": {
         "segment": 1024,
