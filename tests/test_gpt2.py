@@ -1,6 +1,10 @@
 """GPT-2 as a host: parity with Hugging Face's, import and its way back, fine-tuning."""
 
 import argparse
+import contextlib
+import functools
+import importlib.util
+import io
 import json
 import os
 import re
@@ -55,8 +59,27 @@ def hugging_face(folder=None, **sizes):
     return model
 
 
-def convert(*args, ok=True, limit=None):
-    """Run scripts/import_gpt2.py; limit: bytes that a file may have.  -> what it printed"""
+@functools.cache
+def load_script():
+    path = ROOT / "scripts" / "import_gpt2.py"
+    spec = importlib.util.spec_from_file_location("import_gpt2", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def convert(*args):
+    """scripts/import_gpt2.py in this process, which saves its start.  -> what it printed"""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(sys, "argv", ["import_gpt2.py", *map(str, args)])
+        load_script().main()
+    return printed.getvalue()
+
+
+def run_convert(*args, ok=True, limit=None):
+    """scripts/import_gpt2.py as a user runs it; limit: bytes that a file may have.
+    -> what it printed, or the sentence that it failed with"""
 
     def before():
         if limit is not None:
@@ -79,7 +102,7 @@ def small(tmp_path_factory):
     """-> a folder with a small GPT-2 (hf), and what it is imported to (gpt2, infinite)"""
     folder = tmp_path_factory.mktemp("gpt2")
     hugging_face(folder / "hf")
-    assert "wrote gpt2_lm" in convert(folder / "hf", folder / "gpt2")
+    assert "wrote gpt2_lm" in run_convert(folder / "hf", folder / "gpt2")
     convert(folder / "hf", folder / "infinite", *INFINITE)
     convert(folder / "hf", folder / "compressive", *COMPRESSIVE)
     return folder
@@ -204,16 +227,6 @@ def test_the_same_weights_give_the_same_logits_before_any_import():
     assert torch.allclose(stream(decoder, tokens, 30)[0], expected, atol=1e-5)
 
 
-def load_script():
-    import importlib.util
-
-    path = ROOT / "scripts" / "import_gpt2.py"
-    spec = importlib.util.spec_from_file_location("import_gpt2", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 # import, and the way back
 
 
@@ -265,8 +278,7 @@ def test_old_pickles_and_half_precision_are_read(small, tmp_path):
     assert torch.equal(weight, tensors["transformer.wpe.weight"].half().float())
 
 
-def test_bad_models_are_refused_in_one_sentence_and_leave_nothing(small, tmp_path, monkeypatch):
-    script = load_script()
+def test_bad_models_are_refused_in_one_sentence_and_leave_nothing(small, tmp_path):
     hf = small / "hf"
     config = json.loads((hf / "config.json").read_text())
     tensors = load_file(hf / "model.safetensors")
@@ -324,19 +336,18 @@ def test_bad_models_are_refused_in_one_sentence_and_leave_nothing(small, tmp_pat
         (["--back", small / "gpt2" / "checkpoint.pt", "--dict", other], "another vocabulary"),
     ):
         where = [*args[:1], out, *args[1:]] if args[0] != "--back" else [*args[:2], out, *args[2:]]
-        monkeypatch.setattr(sys, "argv", ["import_gpt2.py", *map(str, where)])
         with pytest.raises(SystemExit) as stopped:
-            script.main()
+            convert(*where)
         assert said in stopped.value.code and "\n" not in stopped.value.code
         assert not out.exists() and not list(tmp_path.glob(".out*"))
     assert not (tmp_path / "was-run").exists()
-    assert "exists already" in convert(hf, tmp_path / "llama", ok=False)
+    assert "exists already" in run_convert(hf, tmp_path / "llama", ok=False)
 
 
 @pytest.mark.parametrize("back", [False, True])
 def test_a_full_disk_leaves_no_half_written_file(small, tmp_path, back):
     source = ["--back", small / "gpt2" / "checkpoint.pt"] if back else [small / "hf"]
-    said = convert(*source, tmp_path / "out", ok=False, limit=20_000)
+    said = run_convert(*source, tmp_path / "out", ok=False, limit=20_000)
     assert f"{tmp_path / 'out'} cannot be written" in said
     assert not list(tmp_path.iterdir())
 

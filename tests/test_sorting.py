@@ -1,8 +1,10 @@
 import argparse
 import collections
+import contextlib
 import csv
 import functools
 import importlib
+import io
 import itertools
 import math
 import os
@@ -21,7 +23,8 @@ from fairseq.data import Dictionary, data_utils, indexed_dataset
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_CONFIG_REGISTRY
 
-import fairseq_inf.tasks.sorting  # noqa: F401  (registers it)
+import fairseq_inf.data.sorting
+import fairseq_inf.tasks.sorting
 from fairseq_inf.data import SequenceBatches, StreamDataset
 from fairseq_inf.data.sorting import (
     SEPARATOR,
@@ -37,11 +40,24 @@ from fairseq_inf.models import InfiniteFormerLM
 V, T, L = 5, 30, 8
 
 
-def prepare(folder, *args, ok=True):
+def prepare(folder, *args):
     command = [sys.executable, "-m", "fairseq_inf.data.sorting", folder, *args]
     done = subprocess.run([*map(str, command)], cwd=ROOT, text=True, capture_output=True)
-    assert (done.returncode == 0) == ok, done.stderr
-    return done.stdout if ok else done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refused(folder, *args):
+    """The same in this process, which saves its start.  -> the last line that it fails with"""
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
+        patch.setattr(sys, "argv", ["sorting", *map(str, (folder, *args))])
+        with pytest.raises(SystemExit) as stopped:
+            fairseq_inf.data.sorting.main()
+    if isinstance(stopped.value.code, str):
+        return stopped.value.code
+    assert stopped.value.code != 0
+    return said.getvalue().strip().splitlines()[-1]
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +177,7 @@ def test_the_same_seed_gives_the_same_files_and_another_seed_others(data, tmp_pa
 
 def test_bad_sizes_and_folders_are_refused_in_one_sentence(data, tmp_path):
     before = {path.name: path.read_bytes() for path in data.iterdir()}
-    assert "is there already" in prepare(data, "--length", 9, ok=False)
+    assert "is there already" in refused(data, "--length", 9)
     assert {path.name: path.read_bytes() for path in data.iterdir()} == before
     for args, said in (
         (("--length", 0), "--length must be at least 1, got 0"),
@@ -169,12 +185,12 @@ def test_bad_sizes_and_folders_are_refused_in_one_sentence(data, tmp_path):
         (("--sizes", 5, 0, 5), "--sizes must be at least 1, got 0"),
         (("--seed", -1), "--seed must be at least 0, got -1"),
     ):
-        assert said in prepare(tmp_path / "new", *args, ok=False)
+        assert said in refused(tmp_path / "new", *args)
     (tmp_path / "file").write_text("")
-    said = prepare(tmp_path / "file" / "new", "--sizes", 1, 1, 1, ok=False)
-    assert said.strip().splitlines()[-1].startswith(f"cannot write {tmp_path}/file/new: ")
-    said = prepare(tmp_path / "new", "--length", 10**13, ok=False)
-    assert said.strip().splitlines()[-1] == f"cannot write {tmp_path}/new: out of memory"
+    said = refused(tmp_path / "file" / "new", "--sizes", 1, 1, 1)
+    assert said.startswith(f"cannot write {tmp_path}/file/new: ")
+    said = refused(tmp_path / "new", "--length", 10**13)
+    assert said == f"cannot write {tmp_path}/new: out of memory"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
