@@ -165,6 +165,17 @@ def test_a_new_memory_adds_exactly_nothing(name):
     assert weight.grad.abs().max() > 0
 
 
+def test_reads_of_a_new_memory_begin_at_the_newest_part_and_widen_by_layer():
+    decoder = make_model("infinite_former", sharp=False, decoder_layers=3, **GPT2).decoder
+    state = decoder.initial_state(3)
+    for part in text(3, 40).split(10, dim=1):
+        _, state, extra = decoder(part, state)
+    mus = torch.stack([density.mu.mean() for density in extra["densities"]])
+    sigmas = torch.stack([density.var.sqrt().mean() for density in extra["densities"]])
+    assert torch.allclose(sigmas, torch.tensor([0.05, 0.2, 0.8]), rtol=0.1)
+    assert torch.allclose(mus, torch.tensor([0.95, 0.8, 0.5]), atol=0.05)
+
+
 def test_a_row_of_a_padded_batch_equals_itself_alone():
     decoder = make_model("compressive_transformer", **GPT2).double().decoder
     tokens, lengths = text(3, 12), torch.tensor([12, 7, 1])

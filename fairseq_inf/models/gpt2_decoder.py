@@ -27,16 +27,27 @@ class GPT2Decoder(MemoryDecoder):
             attention = layer.attention
             hosts += [attention.query, attention.key_value, attention.output]
             hosts += [layer.inner, layer.outer]
-            if isinstance(layer.memory, ContinuousMemory):
-                nn.init.zeros_(layer.memory.output.weight)
         for module in hosts:
             nn.init.normal_(module.weight, std=0.02)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
         nn.init.zeros_(self.embed_tokens.weight[dictionary.pad()])
+        self.start_memories()
         for layer in self.layers:
             for module in (layer.attention.output, layer.outer):
                 nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * len(self.layers)))
+
+    @torch.no_grad()
+    def start_memories(self):
+        """Reads begin at the newest part of the signal, over a share of it that grows from layer
+        to layer, since a fine-tuning is too short to move them there from one place."""
+        shares = torch.logspace(math.log10(0.05), math.log10(0.8), len(self.layers)).tolist()
+        for layer, share in zip(self.layers, shares, strict=True):
+            if isinstance(layer.memory, ContinuousMemory):
+                nn.init.zeros_(layer.memory.output.weight)
+                mu, var = 1 - min(share, 0.5), share**2
+                layer.memory.locate.bias[0] = math.log(mu / (1 - mu))
+                layer.memory.locate.bias[1] = math.log(math.expm1(var))
 
     def build_attention(self, cfg, memory):
         compressive = isinstance(memory, CompressiveMemory)
