@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 
+import commands
 import pytest
 import torch
 
@@ -40,13 +41,10 @@ def tool(name):
 
 def fairseq(name, *args, ok=True):
     """Run one of fairseq's commands in the checkout.  -> what it printed"""
-    command = [tool(name), *map(str, args)]
-    done = subprocess.run(
-        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    assert (done.returncode == 0) == ok, done.stdout[-4000:]
-    assert not re.search(r"fairseq_inf/\S+: \w*Warning", done.stdout), "our own code must not warn"
-    return done.stdout
+    code, printed = commands.run(f"fairseq-{name}", args, ROOT)
+    assert (code == 0) == ok, printed[-4000:]
+    assert not re.search(r"fairseq_inf/\S+: \w*Warning", printed), "our own code must not warn"
+    return printed
 
 
 def train(data, save_dir, *args, model=MODEL, ok=True):
