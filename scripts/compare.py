@@ -16,6 +16,7 @@ import statistics
 from functools import partial
 from pathlib import Path
 
+from omegaconf import OmegaConf
 from runs import MODELS, checkpoint_settings, evaluate, once, side_by_side, spread, threads_each
 from runs import train as train_config
 
@@ -149,6 +150,14 @@ def main():
         parser.error("configs of the same name, or a seed twice, would share a folder")
     if args.jobs < 1 or args.eval_rows < 1:
         parser.error("--jobs and --eval-rows must be at least 1")
+    for config in configs if args.context_window else ():  # known before hours of training
+        settings = OmegaConf.merge(OmegaConf.load(config), OmegaConf.from_dotlist(args.overrides))
+        length = OmegaConf.select(settings, "task.tokens_per_sample")
+        if length is not None and not 0 < args.context_window < length:
+            parser.error(
+                f"--context-window {args.context_window} must be from 1 to {length - 1}: windows "
+                f"of {config.name} have task.tokens_per_sample={length} tokens"
+            )
     args.threads = threads_each(args.jobs)
     results = side_by_side(
         args.jobs,

@@ -76,6 +76,17 @@ def test_compare_names_what_is_wrong(data_bin, tmp_path):
         ((tmp_path, tmp_path, CONFIGS / "small"), "has no dict.txt"),
         ((data_bin, tmp_path, CONFIGS / "small", "--jobs", 0), "--jobs"),
         ((data_bin, tmp_path, CONFIGS / "small", CONFIGS / "paper"), "would share a folder"),
+        (
+            (
+                data_bin,
+                tmp_path,
+                CONFIGS / "small",
+                "--context-window",
+                9,
+                "task.tokens_per_sample=9",
+            ),
+            "--context-window 9 must be from 1 to 8",
+        ),
     ):
         code, _, errors = compare(*args)
         assert code != 0 and said in errors.strip().splitlines()[-1]
