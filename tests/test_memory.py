@@ -15,6 +15,7 @@ from fairseq_inf.memory import (
     ridge_operator,
     save_state,
 )
+from fairseq_inf.memory.continuous import update_operators
 from fairseq_inf.memory.sampling import histogram_quantiles, uniform
 
 HEADS, DIM = 2, 8
@@ -447,3 +448,22 @@ def test_compressed_slots_follow_first_in_first_out(compression, rate, length):
             assert torch.equal(
                 old[row, : groups * rate], vectors[row][first : first + groups * rate]
             )
+
+
+@pytest.mark.parametrize(
+    "basis,widths,count,writes", [(64, (0.01, 0.05), 32, 8), (512, (0.005, 0.01), 512, 12)]
+)
+def test_without_stickiness_the_mean_of_a_segment_fades_after_some_writes(
+    basis, widths, count, writes
+):
+    cpu = torch.device("cpu")
+    carry, _, fit = update_operators(
+        basis, widths, 0.5, basis, 0.5, count, False, torch.float64, cpu
+    )
+    signal = GaussianBasis(basis, widths).evaluate(torch.linspace(0, 1, 4001).double())
+    coefficients = fit.sum(dim=1)
+    left = []
+    for _ in range(writes + 1):
+        left.append(float((signal @ coefficients).abs().max()))
+        coefficients = carry @ coefficients  # as if what comes later were zero
+    assert left[0] > 0.9 and left[writes - 1] > 0.1 > left[writes]
