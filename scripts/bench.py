@@ -23,8 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fairseq_inf.memory import ContinuousMemory
 from fairseq_inf.models.generation import Continuation, new_reading, read
+from fairseq_inf.models.hosts import HOSTS
 from fairseq_inf.models.infinite_former import InfiniteFormerConfig, InfiniteFormerLM
-from fairseq_inf.models.memory_lm import ARCHITECTURES
 from fairseq_inf.models.transformer_xl import TransformerXLConfig, TransformerXLLM
 
 
@@ -338,7 +338,8 @@ def bench_stream(out, segments, dtype, rounds=60):
 def bench_gpt2(out, rounds):
     """GPT-2 small (124M) at L = N = 512, a row at a time: a step with the memory and without."""
     words, length = 50260, 512
-    sizes = {**ARCHITECTURES["gpt2"], "attention_dropout": 0.0}
+    sizes = {**HOSTS["gpt2"].architectures["gpt2"], "decoder_host": "gpt2"}
+    sizes["attention_dropout"] = 0.0
     memory = {"ltm_basis": length, "ltm_widths": "0.005,0.01"}
     ours = infinite_former(words, **memory, **sizes)
     times = side_by_side([ours], 1, length, words, True, 1)

@@ -36,7 +36,6 @@ from safetensors.torch import load_file, save_file
 import fairseq_inf.models
 import fairseq_inf.tasks.long_sequence_lm
 from fairseq_inf.data.encoding import Failure
-from fairseq_inf.models.memory_lm import is_memory
 
 PLUGIN = Path(fairseq_inf.models.__file__).parent.parent
 # Hugging Face's name, ours, and whether a matrix is transposed (they multiply from the right)
@@ -326,7 +325,7 @@ def convert(args, flags, scratch):
     cfg, task, model = build(args.arch, sizes + length + flags, str(scratch))
     if cfg.model.activation_fn != "gelu_accurate":
         raise Failure(f"--activation-fn {cfg.model.activation_fn} is not GPT-2's: leave it out")
-    own = {name: x for name, x in model.state_dict().items() if is_memory(name)}
+    own = model.memory_state_dict()
     try:
         model.load_state_dict({**state, **own}, strict=True)
     except RuntimeError:

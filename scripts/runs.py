@@ -10,7 +10,9 @@ import sys
 import time
 from pathlib import Path
 
-from fairseq_inf.models.memory_lm import is_memory
+from fairseq.models import MODEL_REGISTRY
+
+import fairseq_inf.models  # noqa: F401  (registers them)
 
 ROOT = Path(__file__).resolve().parent.parent
 # the models of the paper in the order of its tables: the names of their configs
@@ -94,7 +96,7 @@ def checkpoint_settings(checkpoint):
     task = state["cfg"]["task"]
     names = ("tokens_per_sample", "stream_layout", "document_separator")
     settings = {name: str(task[name]) for name in names}
-    settings["has_memory"] = any(is_memory(name) for name in state["model"])
+    settings["has_memory"] = MODEL_REGISTRY[state["cfg"]["model"]["_name"]].has_memory
     settings["has_past"] = settings["has_memory"] or state["cfg"]["model"]["stm_length"] > 0
     return settings
 

@@ -82,7 +82,7 @@ def compressive_stream(memory, vectors, cuts):
                 else:
                     slots.append(group.mean(0) if memory.compression == "mean" else group.amax(0))
                 waiting = []
-        slots = slots[max(0, len(slots) - memory.length) :]
+        slots = slots[max(0, len(slots) - memory.num_slots) :]
         at += size
         out.append(torch.stack(slots) if slots else vectors[:0])
     return out
@@ -153,7 +153,7 @@ def gpt2(model, tokens, segment):
                 old = torch.stack(kept) if kept else source[:0]
                 slots = compressive_stream(layer.memory, old, [len(old)])[0].detach()
                 both = gpt2_attention(layer.attention, source, slots)
-                out = out + (both - found) @ layer.attention.memory_output.weight.T
+                out = out + (both - found) @ layer.memory.output.weight.T
             x = x + out
             y = layer.inner(layer.ffn_norm(x))
             y = 0.5 * y * (1 + torch.tanh(math.sqrt(2 / math.pi) * (y + 0.044715 * y**3)))

@@ -7,6 +7,7 @@ from fairseq.data import Dictionary
 
 from fairseq_inf.analysis.regression import regression_error
 from fairseq_inf.criterions.cross_entropy_with_kl import CrossEntropyWithKL
+from fairseq_inf.memory import Goals, side_by_side
 from fairseq_inf.models.compressive_transformer import (
     CompressiveTransformerConfig,
     CompressiveTransformerLM,
@@ -71,6 +72,17 @@ def text(rows, length, seed=3):
     return torch.randint(4, WORDS, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
+def goals(tokens):
+    """All tokens count."""
+    return Goals(torch.ones_like(tokens, dtype=torch.bool), {"kl_sigma": 0.1})
+
+
+def learn(model, tokens, first):
+    """A segment in training.  -> output, losses of the memory by name"""
+    out, extra = model(tokens, None, torch.full((len(tokens),), first), goals=goals(tokens))
+    return out, extra["losses"]
+
+
 def stream(decoder, tokens, segment, state=None):
     """Read the tokens segment by segment.  -> outputs, state"""
     state = decoder.initial_state(len(tokens)) if state is None else state
@@ -113,7 +125,9 @@ def test_attention_equals_the_naive_one_with_its_gradients(queries, past):
     full = torch.cat([context[:, :past], x], dim=1)
     places = torch.arange(past + queries - 1, -2, -1)
     hidden = torch.full((queries, past + queries), -torch.inf, dtype=torch.float64).triu(past + 1)
-    out, _ = module(x, full, sinusoids(places, 8).double(), hidden)
+    key, value = module.project(full)
+    out = module.attend(module.queries(x), key, value, (sinusoids(places, 8).double(), hidden))
+    out = module.output(side_by_side(out))
     expected = torch.stack(
         [naive.relative_attention(module, a, b) for a, b in zip(x, full, strict=True)]
     )
@@ -163,12 +177,12 @@ def test_the_reconstruction_loss_teaches_the_compression_alone(kind):
     losses = []
     for i in range(5):
         model.zero_grad()
-        out, extra = model(text(3, 5, seed=i), None, torch.full((3,), i == 0))
+        out, found = learn(model, text(3, 5, seed=i), i == 0)
         if kind != "conv":  # nothing to learn
-            assert "reconstruction" not in extra
+            assert "reconstruction" not in found
             continue
-        losses.append(extra["reconstruction"].item())
-        extra["reconstruction"].backward(retain_graph=True)
+        losses.append(found["reconstruction"].item())
+        found["reconstruction"].backward(retain_graph=True)
         for name, p in model.named_parameters():
             if ".memory." in name:
                 assert p.grad is not None and (p.grad.abs().sum() > 0) == (losses[-1] > 0), name
@@ -192,7 +206,7 @@ def test_the_reconstruction_loss_is_that_of_attention_by_content():
         for lengths in ([5, 5, 5], [5, 4, 1]):
             _, state, _ = decoder(text(3, 5), state, torch.tensor(lengths))
     tokens, lengths = text(3, 5, seed=7), [5, 3, 5]
-    _, _, extra = decoder(tokens, state, torch.tensor(lengths))
+    _, _, extra = decoder(tokens, state, torch.tensor(lengths), goals=goals(tokens))
     expected, h, d = 0, 2, 8
     for row, left in enumerate((4, 3, 0)):  # 10, 9 and 6 vectors, of which 6 stay
         old = state.recent[0][row, 5 - left : 5][: left // 3 * 3]
@@ -210,7 +224,7 @@ def test_the_reconstruction_loss_is_that_of_attention_by_content():
             weights = torch.softmax(scores / d**0.5, dim=-1)
             found.append(torch.einsum("htp,phd->thd", weights, value))
         expected = expected + (found[0] - found[1]).square().mean(dim=(1, 2)).sum()
-    assert extra["reconstruction"].item() == pytest.approx(expected.item(), rel=1e-6)
+    assert extra["losses"]["reconstruction"].item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("post_norm", [False, True])
@@ -405,9 +419,10 @@ def test_the_share_of_the_memory_leaves_padding_out():
     tokens = text(2, 5, seed=8)
     padded = torch.cat([tokens, torch.full((2, 20), 1)], dim=1)
     with torch.no_grad():
-        expected = model.decoder(tokens, state)[2]["ltm_share"]
-        share = model.decoder(padded, state, torch.tensor([5, 5]))[2]["ltm_share"]
-    assert share.item() == pytest.approx(expected.item(), rel=1e-4)
+        _, _, expected = model.decoder(tokens, state, goals=goals(tokens))
+        _, _, found = model.decoder(padded, state, torch.tensor([5, 5]), goals=goals(padded))
+    (one, of_one), (two, of_two) = (x["logs"]["ltm_share"] for x in (expected, found))
+    assert two / of_two == pytest.approx(float(one / of_one), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -418,9 +433,8 @@ def test_activation_checkpointing_changes_nothing(name):
         torch.manual_seed(5)
         for i in range(4):
             model.zero_grad()
-            out, extra = model(text(2, 5, seed=i), None, torch.full((2,), i == 0))
-            kl = sum(density.kl(0.1).sum() for density in extra["densities"])
-            (out.square().sum() + kl + extra.get("reconstruction", 0)).backward()
+            out, losses = learn(model, text(2, 5, seed=i), i == 0)
+            (out.square().sum() + sum(losses.values())).backward()
         grads.append({name: p.grad for name, p in model.named_parameters()})
     for name, grad in grads[0].items():
         assert torch.allclose(grad, grads[1][name], atol=1e-5), name
@@ -432,8 +446,8 @@ def test_every_parameter_has_a_gradient_in_every_step(name):
     model = make_model(name).train()
     for i in range(4):
         model.zero_grad()
-        out, extra = model(text(2, 5, seed=i), None, torch.full((2,), i == 0))
-        (out.sum() + extra.get("reconstruction", 0)).backward()
+        out, losses = learn(model, text(2, 5, seed=i), i == 0)
+        (out.sum() + sum(losses.values())).backward()
         assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
 
@@ -489,10 +503,10 @@ def test_accuracy_is_the_share_of_targets_that_are_the_likeliest_word(softmax):
         target[:, -1] = pad
         sample = {"net_input": {"src_tokens": tokens}, "target": target, "ntokens": 10}
         _, _, log = criterion(model, {**sample, "nsentences": 2})
-        assert int(log["correct"]) == 8 and log["accuracy_of"] == 10
+        assert int(log["accuracy"]) == 800 and log["accuracy_of"] == 10
         sample["target"] = torch.full_like(target, pad)  # a segment without targets
         _, _, log = criterion(model, {**sample, "ntokens": 0, "nsentences": 2})
-        assert int(log["correct"]) == 0
+        assert int(log["accuracy"]) == 0
 
 
 def test_layers_without_a_memory():

@@ -1,13 +1,18 @@
-"""Negative log-likelihood plus a KL term that keeps the long-term memory's densities narrow."""
+"""Negative log-likelihood, and what the long-term memories learn beside it."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from fairseq import metrics, utils
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
+from torch import Tensor
+
+from fairseq_inf.memory import Goals
 
 
 @dataclass
@@ -26,15 +31,21 @@ class CrossEntropyWithKLConfig(FairseqDataclass):
 
 @register_criterion("cross_entropy_with_kl", dataclass=CrossEntropyWithKLConfig)
 class CrossEntropyWithKL(FairseqCriterion):
-    """L = L_NLL + kl_weight * L_KL + reconstruction_weight * L_R, summed over the real tokens.
+    """L = L_NLL + sum over the losses of the memories, by name, each with its weight.
 
-    L_KL = sum over layers, heads and tokens of KL(N(mu, sigma^2) || N(mu, kl_sigma^2)); tokens
-    without a target or that read an empty memory, and models without one, have none.  L_R is
-    what the model has under "reconstruction": a compressive memory's in training, and nothing
-    otherwise.
+    All are sums over tokens.  "kl": over layers, heads and tokens with a target that read a memory
+    which is not empty, KL(N(mu, sigma^2) || N(mu, kl_sigma^2)).  "reconstruction": that of a
+    compressive memory, in training.  A loss that has no weight here weighs 1.
     """
 
-    def __init__(self, task, kl_weight, kl_sigma, reconstruction_weight=1.0, report_accuracy=False):
+    def __init__(
+        self,
+        task: Any,
+        kl_weight: float,
+        kl_sigma: float,
+        reconstruction_weight: float = 1.0,
+        report_accuracy: bool = False,
+    ) -> None:
         super().__init__(task)
         if not 0 <= kl_weight < math.inf:
             raise ValueError(f"--kl-weight must be a number from 0 on, got {kl_weight}")
@@ -44,47 +55,43 @@ class CrossEntropyWithKL(FairseqCriterion):
             raise ValueError(
                 f"--reconstruction-weight must be a number from 0 on, got {reconstruction_weight}"
             )
-        self.kl_weight, self.kl_sigma = kl_weight, kl_sigma
-        self.reconstruction_weight = reconstruction_weight
+        self.weights = {"kl": kl_weight, "reconstruction": reconstruction_weight}
+        self.settings = {"kl_sigma": kl_sigma}
         self.report_accuracy = report_accuracy
 
-    def forward(self, model, sample, reduce=True):
-        net_output = model(**sample["net_input"])
-        extra = net_output[1] if len(net_output) > 1 and isinstance(net_output[1], dict) else {}
-        nll = self.nll(model, net_output, sample["target"])
-        kl, reads, sigma = self.kl(extra, nll, sample["target"] != self.padding_idx)
-        loss = nll + self.kl_weight * kl
-        reconstruction = extra.get("reconstruction")
-        if reconstruction is not None:
-            loss = loss + self.reconstruction_weight * reconstruction
+    def forward(
+        self, model: Any, sample: dict[str, Any], reduce: bool = True
+    ) -> tuple[Tensor, int, dict[str, Any]]:
+        target, ntokens = sample["target"], sample["ntokens"]
+        goals = Goals(target != self.padding_idx, self.settings)
+        net_output = model(**sample["net_input"], goals=goals)
+        extra = net_output[1]
+        nll = self.nll(model, net_output, target)
+        loss = nll
+        for name, value in extra["losses"].items():
+            loss = loss + self.weights.get(name, 1.0) * value
         if not math.isfinite(loss.item()):
             raise FloatingPointError(
                 f"the loss is {loss.item()} in {'training' if model.training else 'validation'}: "
                 "go on from the last checkpoint with a lower --lr or --clip-norm"
             )
-        ntokens = sample["ntokens"]
+        logs = {name: (value.detach(), ntokens) for name, value in extra["losses"].items()}
+        logs.update(extra["logs"])
+        if self.report_accuracy:
+            correct = self.correct(model, net_output, target)
+            logs["accuracy"] = (100 * correct, ntokens)
         logging_output = {
             "loss": loss.detach(),
             "nll_loss": nll.detach(),
-            "kl": kl.detach(),
-            "ltm_sigma": sigma,
-            "ltm_reads": reads,
-            "ltm_tokens": ntokens if extra.get("densities") else 0,
-            "ltm_share": extra.get("ltm_share", torch.zeros_like(nll)).detach() * ntokens,
-            "reconstruction": torch.zeros_like(nll)
-            if reconstruction is None
-            else reconstruction.detach(),
-            "cmem_tokens": 0 if reconstruction is None else ntokens,
             "ntokens": ntokens,
             "nsentences": sample["nsentences"],
             "sample_size": ntokens,
         }
-        if self.report_accuracy:
-            logging_output["correct"] = self.correct(model, net_output, sample["target"])
-            logging_output["accuracy_of"] = ntokens
+        for name, (total, of) in logs.items():
+            logging_output[name], logging_output[f"{name}_of"] = total, of
         return loss, ntokens, logging_output
 
-    def nll(self, model, net_output, target):
+    def nll(self, model: Any, net_output: Any, target: Tensor) -> Tensor:
         softmax = getattr(model.decoder, "adaptive_softmax", None)
         if softmax is None:
             logits = net_output[0].float()
@@ -104,7 +111,7 @@ class CrossEntropyWithKL(FairseqCriterion):
         return nll
 
     @torch.no_grad()
-    def correct(self, model, net_output, target):
+    def correct(self, model: Any, net_output: Any, target: Tensor) -> Tensor:
         """How many targets are the word that the model finds likeliest."""
         real = target != self.padding_idx
         x, target = net_output[0][real], target[real]
@@ -118,42 +125,23 @@ class CrossEntropyWithKL(FairseqCriterion):
                 correct = correct + (best == own).sum()
         return correct
 
-    def kl(self, extra, like, counted):
-        """counted: B x T, true for tokens with a target.
-        -> KL summed over layers, heads and tokens; how many densities that were; sum of sigma"""
-        densities = extra.get("densities") or []
-        if not densities:
-            zero = torch.zeros_like(like)
-            return zero, zero, zero
-        mask = (extra["ltm_mask"] & counted)[:, None, :]  # B x 1 x T
-        kl = sum((density.kl(self.kl_sigma) * mask).sum() for density in densities)
-        with torch.no_grad():
-            sigma = sum((density.var.sqrt() * mask).sum() for density in densities)
-            reads = mask.sum() * densities[0].mu.size(1) * len(densities)
-        return kl, reads, sigma
-
     @staticmethod
-    def reduce_metrics(logging_outputs):
-        def total(name):
+    def reduce_metrics(logging_outputs: Iterable[dict[str, Any]]) -> None:
+        logging_outputs = list(logging_outputs)
+
+        def total(name: str) -> Any:
             return utils.item(sum(log.get(name, 0) for log in logging_outputs))
 
         ntokens = max(total("ntokens"), 1)
         for name in ("loss", "nll_loss"):
             metrics.log_scalar(name, total(name) / ntokens / math.log(2), ntokens, round=3)
         metrics.log_derived("ppl", lambda meters: utils.get_perplexity(meters["nll_loss"].avg))
-        if total("accuracy_of"):
-            accuracy = 100 * total("correct") / total("accuracy_of")
-            metrics.log_scalar("accuracy", accuracy, total("accuracy_of"), round=2)
-        if total("ltm_tokens"):
-            metrics.log_scalar("kl", total("kl") / ntokens, ntokens, round=3)
-            metrics.log_scalar("ltm_share", total("ltm_share") / ntokens, ntokens, round=3)
-        if total("cmem_tokens"):
-            mean = total("reconstruction") / ntokens
-            metrics.log_scalar("reconstruction", mean, ntokens, round=4)
-        reads = total("ltm_reads")
-        if reads:
-            metrics.log_scalar("ltm_sigma", total("ltm_sigma") / reads, reads, round=4)
+        names = {name.removesuffix("_of") for log in logging_outputs for name in log}
+        for name in sorted(names):
+            of = total(f"{name}_of")
+            if of:
+                metrics.log_scalar(name, total(name) / of, of, round=4)
 
     @staticmethod
-    def logging_outputs_can_be_summed():
+    def logging_outputs_can_be_summed() -> bool:
         return True

@@ -1,11 +1,17 @@
 """The radial basis functions of the signal, and the ridge regression onto them."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
+
+from .errors import SettingError
 
 
-def normal_pdf(x, var):
+def normal_pdf(x: Tensor, var: Tensor) -> Tensor:
     """Density of N(0, var) at x."""
     return torch.exp(-0.5 * x**2 / var) * torch.rsqrt(2 * torch.pi * var)
 
@@ -17,14 +23,14 @@ class GaussianBasis:
     linspace(0, 1), and the functions of one width stand together.
     """
 
-    def __init__(self, num_basis, widths):
+    def __init__(self, num_basis: int, widths: Sequence[float]) -> None:
         widths = tuple(float(width) for width in widths)
         if not widths or not all(0 < width < math.inf for width in widths):
-            raise ValueError(f"--ltm-widths must be positive numbers, got {widths}")
+            raise SettingError(f"{{widths}} must be positive numbers, got {widths}")
         if num_basis < 1 or num_basis % len(widths):
-            raise ValueError(
-                f"--ltm-basis {num_basis} cannot be shared evenly by {len(widths)} widths: "
-                f"make it a multiple of {len(widths)}, or change --ltm-widths"
+            raise SettingError(
+                f"{{num_basis}} {num_basis} cannot be shared evenly by {len(widths)} widths: "
+                f"make it a multiple of {len(widths)}, or change {{widths}}"
             )
         self.num_basis = num_basis
         self.distinct_widths = widths
@@ -34,9 +40,9 @@ class GaussianBasis:
             centers += 0.5
         self.centers = centers.repeat(len(widths))  # N
         self.widths = torch.tensor(widths, dtype=torch.float64).repeat_interleave(per_width)  # N
-        self._copies = {}
+        self._copies: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
-    def tensors(self, like):
+    def tensors(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """(centers, widths) in the dtype and on the device of `like`."""
         key = (like.dtype, like.device)
         if key not in self._copies:
@@ -44,13 +50,13 @@ class GaussianBasis:
                 self._copies[key] = self.centers.to(*key[::-1]), self.widths.to(*key[::-1])
         return self._copies[key]
 
-    def evaluate(self, t):
+    def evaluate(self, t: Tensor) -> Tensor:
         """psi(t).  ... -> ... x N"""
         centers, widths = self.tensors(t)
         return normal_pdf(t[..., None] - centers, widths**2)
 
 
-def ridge_operator(basis, positions, penalty):
+def ridge_operator(basis: GaussianBasis, positions: Tensor, penalty: float) -> Tensor:
     """G = F^T (F F^T + penalty I)^-1 with F = [psi(t_1) .. psi(t_T)], so that B^T = X^T G.
 
     F F^T has eigenvalues of 1e5 and more beside a penalty near 1: the solve is done in float64.

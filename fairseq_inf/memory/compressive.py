@@ -1,11 +1,17 @@
 """The compressive memory (Rae et al., 2019): old vectors, c of them to a slot."""
 
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
+from .contract import Encounter, LongTermMemory, Plan, take_part
+from .errors import SettingError
 from .short_term import push
 from .state import State
 
@@ -14,75 +20,96 @@ from .state import State
 
 @dataclass
 class CompressiveState(State):
-    slots: torch.Tensor  # B x C x e, the newest at the right end
-    pending: torch.Tensor  # B x c-1 x e: too few for a slot yet, at the right end
-    held: torch.Tensor  # B: how many slots are real
-    waiting: torch.Tensor  # B: how many of `pending` are real
+    slots: Tensor  # B x C x e, the newest at the right end
+    pending: Tensor  # B x c-1 x e: too few for a slot yet, at the right end
+    held: Tensor  # B: how many slots are real
+    waiting: Tensor  # B: how many of `pending` are real
 
 
-@dataclass
-class CompressionPlan:
-    """Which vectors become slots.  The same for every layer, so it is made once a segment."""
+@dataclass(kw_only=True)
+class CompressionPlan(Plan):
+    """Which vectors become slots."""
 
-    counts: list  # of each row: vectors that come
-    groups: torch.Tensor  # B: slots that they make together with the pending ones
-    held: torch.Tensor  # B: slots afterwards
-    waiting: torch.Tensor  # B: pending vectors afterwards
+    counts: Sequence[int]  # of each row: vectors that come
+    groups: Tensor  # B: slots that they make together with the pending ones
+    kept: Tensor  # B: slots afterwards
+    waiting: Tensor  # B: pending vectors afterwards
     most: int  # the most slots that a row makes
-    longest: int  # the most slots that a row holds afterwards
 
 
-class CompressiveMemory(nn.Module):
-    """(vectors, state) -> (slots, state, vectors that were compressed, what became of them).
+class CompressiveMemory(LongTermMemory):
+    """First in, first out: the oldest slots are lost when there are more than C.
 
-    First in, first out: the oldest slots are lost when there are more than C.  The slots are
-    constants for the model's own loss; the compression learns from the last two results only.
-    A convolution starts as the mean of its c vectors.
+    The slots are constants for the model's own loss; the compression learns from what the queries
+    find in the old vectors and in the slots made of them.  A convolution starts as the mean of
+    its c vectors.
     """
 
-    def __init__(self, dim, length, rate=4, compression="conv"):
+    has_slots = True
+
+    def __init__(self, dim: int, length: int, rate: int = 4, compression: str = "conv") -> None:
         super().__init__()
-        for flag, value, least in (("--cmem-length", length, 0), ("--compression-rate", rate, 1)):
+        for name, value, least in (("length", length, 0), ("rate", rate, 1)):
             if value < least:
-                raise ValueError(f"{flag} must be at least {least}, got {value}")
-        self.dim, self.length, self.rate, self.compression = dim, length, rate, compression
+                raise SettingError(f"{{{name}}} must be at least {least}, got {value}")
+        self.dim, self.num_slots, self.rate, self.compression = dim, length, rate, compression
         if compression == "conv":
             self.convolution = nn.Conv1d(dim, dim, kernel_size=rate, stride=rate)
             with torch.no_grad():
                 self.convolution.weight.mul_(0.1).add_(torch.eye(dim)[..., None] / rate)
                 self.convolution.bias.zero_()
 
-    needs_queries = False
+    def start_silent(self, layer: int, layers: int) -> None:
+        self.output = nn.Linear(self.dim, self.dim, bias=False)
+        nn.init.zeros_(self.output.weight)
 
-    def initial_state(self, rows, device=None, dtype=torch.float):
-        def zeros(*shape, dtype=dtype):
+    def initial_state(self, rows: int, device: Any = None, dtype: Any = None) -> CompressiveState:
+        def zeros(*shape: int, dtype: Any = dtype or torch.float) -> Tensor:
             return torch.zeros(rows, *shape, dtype=dtype, device=device)
 
         return CompressiveState(
-            slots=zeros(self.length, self.dim),
+            slots=zeros(self.num_slots, self.dim),
             pending=zeros(self.rate - 1, self.dim),
             held=zeros(dtype=torch.long),
             waiting=zeros(dtype=torch.long),
         )
 
-    def plan(self, counts, state):
-        """counts: how many vectors each row takes."""
-        totals = [
-            count + waiting for count, waiting in zip(counts, state.waiting.tolist(), strict=True)
-        ]
-        groups = [total // self.rate for total in totals]
-        held = [
-            min(old + new, self.length)
-            for old, new in zip(state.held.tolist(), groups, strict=True)
-        ]
-        waiting = [total % self.rate for total in totals]
-        tensors = (torch.tensor(x, device=state.held.device) for x in (groups, held, waiting))
-        return CompressionPlan(counts, *tensors, max(groups), max(held))
+    def plan_key(self) -> Hashable:
+        return self.num_slots, self.rate
 
-    def forward(self, vectors, state, plan=None):
-        """vectors: B x W x e, of which a row takes the last as its plan says (all without one).
-        -> slots: B x `plan.longest` x e, CompressiveState, old: B x `plan.most` c x e and
-        new: B x `plan.most` x e, of which the first `plan.groups` of a row are real"""
+    def plan(self, counts: Sequence[int], state: CompressiveState) -> CompressionPlan:
+        before = zip(counts, state.waiting.tolist(), state.held.tolist(), strict=True)
+        groups, held, waiting = [], [], []
+        for count, waits, old in before:
+            groups.append((count + waits) // self.rate)
+            waiting.append((count + waits) % self.rate)
+            held.append(min(old + groups[-1], self.num_slots))
+        device = state.held.device
+        made, kept, left = (torch.tensor(x, device=device) for x in (groups, held, waiting))
+        return CompressionPlan(
+            filled=kept > 0,
+            slots=max(held),
+            held=held,
+            counts=counts,
+            groups=made,
+            kept=kept,
+            waiting=left,
+            most=max(groups),
+        )
+
+    def slots(self, state: CompressiveState) -> tuple[Tensor, Tensor]:
+        return state.slots, state.held
+
+    def write(
+        self,
+        vectors: Tensor,
+        state: CompressiveState,
+        plan: CompressionPlan | None = None,
+        attention: Any = None,
+        key: Tensor | None = None,
+    ) -> tuple[CompressiveState, tuple[Tensor, Tensor]]:
+        """-> state, and (old: B x `plan.most` c x e, new: B x `plan.most` x e), what was
+        compressed and what became of it, of which the first `plan.groups` of a row are real"""
         if plan is None:
             plan = self.plan([vectors.size(1)] * vectors.size(0), state)
         state, vectors = state.detach(), vectors.detach()
@@ -106,10 +133,27 @@ class CompressiveMemory(nn.Module):
         place = torch.arange(self.rate - 1, device=vectors.device)
         absent = place < self.rate - 1 - plan.waiting[:, None]
         pending = pending.masked_fill(absent[..., None], 0)
-        state = CompressiveState(slots, pending, plan.held, plan.waiting)
-        return slots[:, self.length - plan.longest :], state, old, new
+        return CompressiveState(slots, pending, plan.kept, plan.waiting), (old, new)
 
-    def compress(self, vectors):
+    def losses(self, met: Encounter) -> dict[str, Tensor]:
+        """How far from what the queries find in the old vectors is what they find in the slots
+        made of them: mean square over the width.  Only the compression gets a gradient."""
+        if self.compression != "conv" or not torch.is_grad_enabled():
+            return {}
+        plan, query, (old, new) = met.plan, met.query, met.trace
+        unused = take_part(self.convolution)
+        if plan.most == 0:
+            return {"reconstruction": unused}
+        groups = plan.groups.clamp(min=1)[:, None]  # a row without any is left out below
+        place = torch.arange(old.size(1), device=old.device)
+        with torch.no_grad():
+            target = met.attention.by_content(query, old, place < groups * self.rate)
+        found = met.attention.by_content(query, new, place[: plan.most] < groups)
+        error = (found - target).float().square().mean(dim=-1)  # B x T
+        counted = (plan.groups > 0)[:, None] & met.real
+        return {"reconstruction": (error * counted).sum() + unused}
+
+    def compress(self, vectors: Tensor) -> Tensor:
         """B x k c x e -> B x k x e"""
         b, width, e = vectors.shape
         groups = vectors.reshape(b, width // self.rate, self.rate, e)
@@ -121,6 +165,6 @@ class CompressiveMemory(nn.Module):
         return F.linear(groups.flatten(2), weight, self.convolution.bias)
 
 
-def _pick(x, index):
+def _pick(x: Tensor, index: Tensor) -> Tensor:
     """x: B x W x e, index: B x k.  -> B x k x e"""
     return x.gather(1, index[..., None].expand(-1, -1, x.size(2)))

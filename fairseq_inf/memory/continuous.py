@@ -1,15 +1,21 @@
 """The continuous long-term memory: N coefficients that hold a past of any length."""
 
+from __future__ import annotations
+
 import math
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from .basis import GaussianBasis, ridge_operator
+from .contract import Encounter, LongTermMemory, Plan, as_heads, side_by_side, take_part
 from .density import GaussianDensity
+from .errors import SettingError
 from .sampling import histogram_quantiles, uniform
 from .state import State
 
@@ -18,52 +24,65 @@ from .state import State
 
 @dataclass
 class ContinuousState(State):
-    coefficients: torch.Tensor  # B x N x e, never in half precision: X(t) = B^T psi(t)
-    longest: torch.Tensor  # B: length of the longest vector ever stored
-    histogram: torch.Tensor  # B x D: where the last segment looked; zeros when not sticky
-    tokens: torch.Tensor  # B: how many vectors the signal holds; 0 is an empty memory
+    coefficients: Tensor  # B x N x e, never in half precision: X(t) = B^T psi(t)
+    longest: Tensor  # B: length of the longest vector ever stored
+    histogram: Tensor  # B x D: where the last segment looked; zeros when not sticky
+    tokens: Tensor  # B: how many vectors the signal holds; 0 is an empty memory
 
 
-@dataclass
-class WritePlan:
-    """Which rows take how many vectors.  The same for every layer, so it is made once a segment."""
+@dataclass(kw_only=True)
+class WritePlan(Plan):
+    """Which rows take how many vectors."""
 
-    groups: list  # of (row numbers or None for all, number of vectors, is this the first write)
-    inverse: torch.Tensor | None  # puts the rows of the groups back in order
-    tokens: torch.Tensor  # B: how many vectors each row holds afterwards
+    # row numbers or None for all, number of vectors, is this the first write
+    groups: list[tuple[Tensor | None, int, bool]]
+    inverse: Tensor | None  # puts the rows of the groups back in order
+    tokens: Tensor  # B: how many vectors each row holds afterwards
 
     @property
-    def writes(self):
+    def writes(self) -> bool:
         return any(count for _, count, _ in self.groups)
 
 
-def plan_write(counts, tokens, threshold=0):
+def plan_write(counts: Sequence[int], tokens: Tensor, threshold: int = 0) -> WritePlan:
     """Group rows that take equally many vectors and that are alike empty or not.
 
     counts: how many vectors each row takes.  tokens: B, how many it holds; with a threshold,
     a row that would hold more than that many forgets everything first.
     """
     held = tokens.tolist()
-    after, groups = [], {}
+    after: list[int] = []
+    groups: dict[tuple[int, bool], list[int]] = {}
     for row, (count, old) in enumerate(zip(counts, held, strict=True)):
         if count and threshold and old + count > threshold:
             old = 0
         groups.setdefault((count, count > 0 and old == 0), []).append(row)
         after.append(old + count)
-    after = torch.tensor(after, device=tokens.device)
+    held_after = torch.tensor(after, device=tokens.device)
+    listed: list[tuple[Tensor | None, int, bool]] = []
+    inverse = None
     if len(groups) == 1:
-        (count, first) = next(iter(groups))
-        return WritePlan([(None, count, first)], None, after)
-    listed = [
-        (torch.tensor(rows, device=tokens.device), count, first)
-        for (count, first), rows in groups.items()
-    ]
-    return WritePlan(listed, torch.cat([rows for rows, _, _ in listed]).argsort(), after)
+        listed += [(None, *next(iter(groups)))]
+    else:
+        each = [torch.tensor(rows, device=tokens.device) for rows in groups.values()]
+        listed += [(rows, *how) for how, rows in zip(groups, each, strict=True)]
+        inverse = torch.cat(each).argsort()
+    return WritePlan(filled=held_after > 0, groups=listed, inverse=inverse, tokens=held_after)
 
 
 @lru_cache(maxsize=256)
 @torch.inference_mode(False)  # what is kept must serve a training later
-def update_operators(num_basis, widths, tau, samples, ridge, count, first, dtype, device):
+def update_operators(
+    num_basis: int,
+    widths: tuple[float, ...],
+    tau: float,
+    samples: int,
+    ridge: float,
+    count: int,
+    first: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
     """The linear maps of one write, B <- A B + C X, for `count` new vectors.
 
     First write: t_i = i/T and only C = G^T.  Later: the past is sampled at m/M and fitted at
@@ -85,13 +104,13 @@ def update_operators(num_basis, widths, tau, samples, ridge, count, first, dtype
     return None if grows else carry, past, fit
 
 
-def _exact(dtype):
+def _exact(dtype: torch.dtype) -> torch.dtype:
     """Regression, densities and samples are computed in float32 at least."""
     return torch.promote_types(dtype, torch.float32)
 
 
-class ContinuousMemory(nn.Module):
-    """(query, vectors, state) -> (output, density, new state): write the vectors, then read.
+class ContinuousMemory(LongTermMemory):
+    """A signal X(t) = B^T psi(t) on [0, 1], read through one density a head and query.
 
     The vectors and the carried coefficients are constants for the gradient; the gate is not.
     Sticky samples of the past are random in training mode, drawn from `seed` and the `key` of
@@ -100,39 +119,37 @@ class ContinuousMemory(nn.Module):
 
     def __init__(
         self,
-        dim,
-        num_heads,
-        num_basis,
-        widths=(0.01, 0.05),
-        tau=0.5,
-        samples=None,
-        ridge=0.5,
-        sticky=False,
-        bins=128,
-        threshold=0,
-        seed=0,
-    ):
+        dim: int,
+        num_heads: int,
+        num_basis: int,
+        widths: Sequence[float] = (0.01, 0.05),
+        tau: float = 0.5,
+        samples: int | None = None,
+        ridge: float = 0.5,
+        sticky: bool = False,
+        bins: int = 128,
+        threshold: int = 0,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
-        for flag, value, holds in (
-            ("--ltm-tau", tau, 0 < tau < 1),
-            ("--ltm-ridge", ridge, 0 < ridge < math.inf),
-            ("--ltm-bins", bins, bins >= 1),
-            ("--ltm-samples", samples, samples is None or samples >= 1),
-            ("--ltm-threshold", threshold, threshold >= 0),
+        for name, value, holds, wanted in (
+            ("tau", tau, 0 < tau < 1, "strictly between 0 and 1"),
+            ("ridge", ridge, 0 < ridge < math.inf, "positive"),
+            ("bins", bins, bins >= 1, "positive"),
+            ("samples", samples, samples is None or samples >= 1, "positive"),
+            ("threshold", threshold, threshold >= 0, "at least 0"),
         ):
             if not holds:
-                wanted = {
-                    "--ltm-tau": "strictly between 0 and 1",
-                    "--ltm-threshold": "at least 0",
-                }.get(flag, "positive")
-                raise ValueError(f"{flag} must be {wanted}, got {value}")
+                raise SettingError(f"{{{name}}} must be {wanted}, got {value}")
         if dim % num_heads:
-            raise ValueError(f"{dim} dimensions cannot be split evenly between {num_heads} heads")
+            raise SettingError(f"{dim} dimensions cannot be split evenly between {num_heads} heads")
         self.dim, self.num_heads, self.num_basis = dim, num_heads, num_basis
         self.basis = GaussianBasis(num_basis, widths)
         self.tau, self.samples, self.ridge = tau, samples or num_basis, ridge
         self.sticky, self.bins, self.threshold, self.seed = sticky, bins, threshold, seed
+        self.observes = sticky
 
+        del self.output  # optimizers number the parameters: it stands behind `value`
         self.gate = nn.Conv1d(dim, dim, kernel_size=3, padding=1)
         self.key = nn.Linear(dim, dim, bias=False)
         self.value = nn.Linear(dim, dim, bias=False)
@@ -141,51 +158,73 @@ class ContinuousMemory(nn.Module):
         for linear in (self.key, self.value, self.output):
             nn.init.xavier_uniform_(linear.weight)
 
-    @property
-    def needs_queries(self):
-        """Whether a write depends on what the segment before it has looked at."""
-        return self.sticky
+    @torch.no_grad()
+    def start_silent(self, layer: int, layers: int) -> None:
+        """Reads begin at the newest part of the signal, over a share of it that grows from layer
+        to layer, since a fine-tuning is too short to move them there from one place."""
+        nn.init.zeros_(self.output.weight)
+        share = 0.05 * 16 ** (layer / max(layers - 1, 1))  # 0.05 to 0.8
+        mu, var = 1 - min(share, 0.5), share**2
+        self.locate.bias[0] = math.log(mu / (1 - mu))
+        self.locate.bias[1] = math.log(math.expm1(var))
 
-    def initial_state(self, rows, device=None, dtype=None):
+    def initial_state(self, rows: int, device: Any = None, dtype: Any = None) -> ContinuousState:
         exact = _exact(dtype or self.key.weight.dtype)
+
+        def zeros(*shape: int, dtype: torch.dtype = exact) -> Tensor:
+            return torch.zeros(rows, *shape, dtype=dtype, device=device)
+
         return ContinuousState(
-            coefficients=torch.zeros(rows, self.num_basis, self.dim, dtype=exact, device=device),
-            longest=torch.zeros(rows, dtype=exact, device=device),
-            histogram=torch.zeros(
-                rows, self.bins if self.sticky else 0, dtype=exact, device=device
-            ),
-            tokens=torch.zeros(rows, dtype=torch.long, device=device),
+            coefficients=zeros(self.num_basis, self.dim),
+            longest=zeros(),
+            histogram=zeros(self.bins if self.sticky else 0),
+            tokens=zeros(dtype=torch.long),
         )
 
-    def plan(self, counts, state):
-        """counts: how many vectors each row takes."""
+    def plan_key(self) -> Hashable:
+        return self.threshold
+
+    def plan(self, counts: Sequence[int], state: ContinuousState) -> WritePlan:
         return plan_write(counts, state.tokens, self.threshold)
 
-    def forward(self, query, vectors, state, plan=None, mask=None, key=None, output=True):
-        """query: B x H x T x d.  vectors: B x W x e, of which a row takes the last as its plan says
+    def forward(
+        self,
+        query: Tensor,
+        vectors: Tensor,
+        state: ContinuousState,
+        plan: WritePlan | None = None,
+        mask: Tensor | None = None,
+        key: Tensor | None = None,
+    ) -> tuple[Tensor, GaussianDensity, ContinuousState]:
+        """Write, then read, for a decoder of one's own.
+
+        query: B x H x T x d.  vectors: B x W x e, of which a row takes the last as its plan says
         (all without a plan).  mask: B x T, true for real tokens.  key: B, for sticky sampling.
-        output: False if only the state is wanted, and then the query is needed by a sticky memory
-        alone, and the first result is None.
         -> B x T x e, GaussianDensity of B x H x T, ContinuousState"""
         if plan is None:
             plan = self.plan([vectors.size(1)] * vectors.size(0), state)
-        with torch.autocast(vectors.device.type, enabled=False):
-            coefficients, longest = self._write(vectors.detach(), state, plan, key)
-        found = density = None
-        if output:
-            probes, values = self.probes_and_values(coefficients, query.dtype)
-            found, density = self.read(query, probes, values)
-        elif self.sticky:
-            density = self.locate_reads(query, self.probes(coefficients))
-        histogram = self._histogram(density, mask, state) if self.sticky else state.histogram
-        return found, density, ContinuousState(coefficients, longest, histogram, plan.tokens)
+        state, _ = self.write(vectors, state, plan, key=key)
+        found, density = self.read(query, None, self.contents(state, None, query.dtype))
+        return self.output(side_by_side(found)), density, self.observe(state, density, mask)
 
-    def _write(self, vectors, state, plan, key):
+    def write(
+        self,
+        vectors: Tensor,
+        state: ContinuousState,
+        plan: WritePlan,
+        attention: Any = None,
+        key: Tensor | None = None,
+    ) -> tuple[ContinuousState, None]:
+        with torch.autocast(vectors.device.type, enabled=False):
+            coefficients, longest = self._write(vectors.detach(), state.detach(), plan, key)
+        return ContinuousState(coefficients, longest, state.histogram, plan.tokens), None
+
+    def _write(
+        self, vectors: Tensor, state: ContinuousState, plan: WritePlan, key: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Update the rows as the plan says.  -> coefficients: B x N x e, longest: B"""
-        state = state.detach()
         if not plan.writes:
-            # the gate takes part in every step, or data-parallel training waits for its gradient
-            unused = 0 * sum(p.flatten()[0] for p in self.gate.parameters()) if self.training else 0
+            unused = take_part(self.gate) if self.training else 0
             return state.coefficients + unused, state.longest
         parts = []
         for rows, count, first in plan.groups:
@@ -198,9 +237,12 @@ class ContinuousMemory(nn.Module):
                 parts.append((part.coefficients, part.longest))
         if plan.inverse is None:
             return parts[0]
-        return tuple(torch.cat(part)[plan.inverse] for part in zip(*parts, strict=True))
+        coefficients, longest = (torch.cat(part)[plan.inverse] for part in zip(*parts, strict=True))
+        return coefficients, longest
 
-    def _update(self, x, state, first, key):
+    def _update(
+        self, x: Tensor, state: ContinuousState, first: bool, key: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """B <- A B + C (sigmoid(conv(X)) * X).
 
         Where a sticky memory keeps looking at one place, the fit of samples of a fit overshoots
@@ -224,7 +266,7 @@ class ContinuousMemory(nn.Module):
         sampled = sampled * (state.longest[:, None, None] / length).clamp(max=1)
         return new + past @ sampled, longest
 
-    def _gated(self, x):
+    def _gated(self, x: Tensor) -> Tensor:
         """sigmoid(conv(X)) * X over the width of three vectors, as one product."""
         b, t, e = x.shape
         padded = F.pad(x, (0, 0, 1, 1))
@@ -232,7 +274,7 @@ class ContinuousMemory(nn.Module):
         weight = self.gate.weight.permute(0, 2, 1).reshape(e, 3 * e)
         return torch.sigmoid(F.linear(windows, weight, self.gate.bias)) * x
 
-    def _sample(self, histogram, key):
+    def _sample(self, histogram: Tensor, key: Tensor | None) -> Tensor:
         """The M positions of the past to keep, in order.  -> B x M"""
         rows = histogram.size(0)
         if not self.sticky:
@@ -246,15 +288,14 @@ class ContinuousMemory(nn.Module):
             levels = ((steps.to(histogram) + 0.5) / self.samples).expand(rows, -1)
         return histogram_quantiles(histogram, levels)
 
-    def probes_and_values(self, coefficients, dtype):
-        """What reads need of the signal B, whatever the query.
-        -> probes: B x H x d x 2, values B W^V: B x H x N x d"""
-        b, h = coefficients.size(0), self.num_heads
-        values = self.value(coefficients.to(dtype))
-        values = values.view(b, self.num_basis, h, -1).transpose(1, 2)
-        return self.probes(coefficients), values
+    def contents(
+        self, state: ContinuousState, attention: Any, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """-> probes: B x H x d x 2, values B W^V: B x H x N x d"""
+        values = as_heads(self.value(state.coefficients.to(dtype)), self.num_heads)
+        return self._probes(state.coefficients), values
 
-    def probes(self, coefficients):
+    def _probes(self, coefficients: Tensor) -> Tensor:
         """Only w . (K q) = (K^T w) . q is needed of the scores K q, K = B W^K, so K itself is never
         formed.  -> B x H x d x 2"""
         b, h = coefficients.size(0), self.num_heads
@@ -264,28 +305,45 @@ class ContinuousMemory(nn.Module):
             probes = F.linear(probes, self.key.weight.to(exact)).view(b, 2, h, -1)
             return probes.permute(0, 2, 3, 1) / math.sqrt(self.dim // h)
 
-    def locate_reads(self, query, probes):
-        """-> GaussianDensity of B x H x T"""
+    def _locate(self, query: Tensor, probes: Tensor) -> GaussianDensity:
+        """-> of B x H x T"""
         with torch.autocast(query.device.type, enabled=False):
             logits = query.to(probes.dtype) @ probes + self.locate.bias.to(probes.dtype)
             mu, var = logits.unbind(-1)
             return GaussianDensity(torch.sigmoid(mu), F.softplus(var).clamp(min=1e-6))
 
-    def read(self, query, probes, values):
+    def read(
+        self, query: Tensor, own: Tensor | None, contents: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, GaussianDensity]:
         """z = V^T E_p[psi], with mu and var of p from the query's scores."""
-        b, h, t, d = query.shape
-        density = self.locate_reads(query, probes)
+        probes, values = contents
+        density = self._locate(query, probes)
         with torch.autocast(query.device.type, enabled=False):
             weights = density.expect(self.basis).to(query.dtype)  # B x H x T x N
-        z = (weights @ values).transpose(1, 2).reshape(b, t, h * d)
-        return self.output(z), density
+        return weights @ values, density
+
+    def look(self, query: Tensor, state: ContinuousState) -> GaussianDensity:
+        return self._locate(query, self._probes(state.coefficients))
+
+    def losses(self, met: Encounter) -> dict[str, Tensor]:
+        kl = met.seen.kl(met.settings["kl_sigma"])
+        return {"kl": (kl * met.counted[:, None]).sum()}
+
+    def logs(self, met: Encounter) -> dict[str, tuple[Tensor, Tensor]]:
+        counted = met.counted[:, None]
+        sigma = (met.seen.var.sqrt() * counted).sum()
+        return {"ltm_sigma": (sigma, counted.sum() * self.num_heads)}
 
     @torch.no_grad()
-    def _histogram(self, density, mask, state):
-        """Share of the last segment's densities, over heads and real tokens, in each of D bins."""
-        like = density.mu
+    def observe(
+        self, state: ContinuousState, seen: GaussianDensity, mask: Tensor | None
+    ) -> ContinuousState:
+        """Share of the segment's densities, over heads and real tokens, in each of D bins."""
+        if not self.sticky:
+            return state
+        like = seen.mu
         edges = torch.linspace(0, 1, self.bins + 1, dtype=like.dtype, device=like.device)
-        below = density.cdf(edges)  # B x H x T x D+1
+        below = seen.cdf(edges)  # B x H x T x D+1
         if mask is None:
             total = below.sum(dim=(1, 2))
         else:
@@ -293,4 +351,5 @@ class ContinuousMemory(nn.Module):
             total = (weight @ below).sum(dim=(1, 2))
         counts = total.diff(dim=-1).clamp(min=0)
         size = counts.sum(dim=-1, keepdim=True)
-        return torch.where(size > 0, counts / size.clamp(min=1e-30), state.histogram)
+        histogram = torch.where(size > 0, counts / size.clamp(min=1e-30), state.histogram)
+        return replace(state, histogram=histogram)

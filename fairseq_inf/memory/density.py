@@ -1,19 +1,24 @@
 """The Gaussian through which a head reads the signal."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+
+from .basis import GaussianBasis
 
 
 @dataclass
 class GaussianDensity:
     """p(t) = N(t; mu, var), one for every element of mu and var."""
 
-    mu: torch.Tensor
-    var: torch.Tensor
+    mu: Tensor
+    var: Tensor
 
-    def expect(self, basis):
+    def expect(self, basis: GaussianBasis) -> Tensor:
         """E_p[psi_j(t)] = N(mu; mu_j, var + sigma_j^2), over the whole line.  -> ... x N"""
         centers, widths = basis.tensors(self.mu)
         each = basis.num_basis // len(basis.distinct_widths)
@@ -26,16 +31,16 @@ class GaussianDensity:
         )
         return exponent.exp_().flatten(-2)
 
-    def cdf(self, t):
+    def cdf(self, t: Tensor) -> Tensor:
         """P(x <= t).  t: K.  -> ... x K"""
         scaled = (t - self.mu[..., None]) * torch.rsqrt(2 * self.var)[..., None]
         return 0.5 * (1 + torch.erf(scaled))
 
-    def mass(self, edges):
+    def mass(self, edges: Tensor) -> Tensor:
         """The mass of each bin between consecutive edges (D + 1 of them).  -> ... x D"""
         return self.cdf(edges).diff(dim=-1)
 
-    def kl(self, sigma0):
+    def kl(self, sigma0: float) -> Tensor:
         """KL(N(mu, var) || N(mu, sigma0^2)) = (v - log v - 1) / 2 with v = var / sigma0^2."""
         ratio = self.var / sigma0**2
         return 0.5 * (ratio - torch.log(ratio) - 1)

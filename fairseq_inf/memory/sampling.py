@@ -1,16 +1,17 @@
 """Positions drawn from a histogram, by a generator that is a function and not a hidden state."""
 
 import torch
+from torch import Tensor
 
 
-def mix(x):
+def mix(x: Tensor) -> Tensor:
     """A bijection of the 64-bit integers that scatters them (the finaliser of splitmix64)."""
     for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15), (31, 1)):
         x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * factor
     return x
 
 
-def uniform(key, count):
+def uniform(key: Tensor, count: int) -> Tensor:
     """`count` numbers in [0, 1) for every key: the same key gives the same numbers.
 
     key: B, int64.  -> B x count, float32
@@ -20,7 +21,7 @@ def uniform(key, count):
     return ((bits >> 40) & 0xFFFFFF).float() * 2.0**-24
 
 
-def histogram_quantiles(histogram, levels):
+def histogram_quantiles(histogram: Tensor, levels: Tensor) -> Tensor:
     """Where the distribution with these bin masses on [0, 1], even in each bin, reaches `levels`.
 
     Uniform random levels give random positions, levels (m - 1/2) / M the quantiles.

@@ -1,225 +1,259 @@
-"""The decoder: (tokens, state) -> (output, new state), one segment of each stream at a time."""
+"""The decoder: (tokens, state) -> (output, new state), one segment of each stream at a time.
 
-import math
+Everything here is the same for all hosts and all memories.  A host is a subclass in `hosts/`: it
+says how layers are built, how tokens are embedded, what the head is and where its attention's
+positions come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from fairseq.models import FairseqDecoder
-from fairseq.modules import AdaptiveSoftmax, LayerNorm
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_inf.memory import CompressionPlan, State, mix
-from fairseq_inf.modules import DecoderLayer, RelativeAttention, sinusoids
+from fairseq_inf.memory import Goals, LongTermMemory, ShortTermMemory, State, mix
+from fairseq_inf.memory.contract import check_empty, check_same
+from fairseq_inf.modules import DecoderLayer, LayerPlan, Segment
 
 # B rows (streams), T tokens of the segment, S short-term length, e width
 
 
 @dataclass
 class DecoderState(State):
-    recent: tuple  # a layer: B x W x e, its short-term memory and what has just left it
-    memories: tuple  # a layer with a long-term memory: its state
-    filled: torch.Tensor  # B: how many vectors of `recent` are real
-    position: torch.Tensor  # B: tokens of the stream read so far
-    key: torch.Tensor  # B: hash of those tokens, the seed of sticky sampling
-
-
-@dataclass
-class SegmentPlan:
-    """What every layer needs to know of a segment, worked out once."""
-
-    stm_length: int
-    stm_visible: int  # the longest short-term memory of any row
-    distances: torch.Tensor | None  # P+1 x e, of relative positions
-    hidden: torch.Tensor  # -inf where a query must not look, broadcastable to B x H x T x P
-    # the P keys are: slots of a compressive memory, short-term memory, segment
-    lengths: torch.Tensor | None  # B: real tokens, None if there is no padding
-    mask: torch.Tensor | None  # B x T: true for real tokens, None if there is no padding
-    write: object  # plan of the long-term memories, which take what left the short-term memory
-    key: torch.Tensor  # B
+    recent: tuple[Tensor, ...]  # a layer: B x W x e, its short-term memory and what has just left
+    memories: tuple[State, ...]  # a layer with a long-term memory: its state
+    filled: Tensor  # B: how many vectors of `recent` are real
+    position: Tensor  # B: tokens of the stream read so far
+    key: Tensor  # B: hash of those tokens, the seed of sticky sampling
 
 
 @lru_cache(maxsize=32)
 @torch.inference_mode(False)  # what is kept must serve a training later
-def _causal(queries, past, dtype, device):
+def _causal(queries: int, past: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """0 for the keys that query i may see, up to past + i, and -inf for the others."""
     hidden = torch.full((queries, past + queries), -torch.inf, dtype=dtype, device=device)
     return hidden.triu(past + 1)
 
 
 class MemoryDecoder(FairseqDecoder):
-    def __init__(self, cfg, dictionary, embed_tokens, build_memory, softmax_cutoff=None):
+    """What a host says: everything up to `check_tokens`."""
+
+    Config: type  # dataclass of the flags that this host alone has
+    memory_fields: tuple[str, ...] = ()  # those that the numbers in a memory depend on
+    # suffix -> settings: the sizes of this host that have an architecture of their own
+    architectures: dict[str, dict[str, Any]] = {}
+    pretrained = False  # memories start silent
+
+    adaptive_softmax: nn.Module | None
+    output_projection: nn.Module | None
+
+    @classmethod
+    def refuse(cls, cfg: Any) -> None:
+        """Raise an error if the configuration has something that this host cannot be."""
+
+    def build_layer(self, cfg: Any, memory: LongTermMemory | None) -> DecoderLayer:
+        raise NotImplementedError
+
+    def embed(self, tokens: Tensor, place: Tensor) -> Tensor:
+        """place: of each token in its segment, broadcastable to B x T."""
+        raise NotImplementedError
+
+    def head(self, x: Tensor) -> Tensor:
+        """-> logits, or the features that an adaptive softmax takes"""
+        raise NotImplementedError
+
+    def positions(self, slots: int, shown: int, queries: int, hidden: Tensor) -> Any:
+        """For `attend`: positions of the keys [slots; the last `shown` vectors of the short-term
+        memory; `queries` tokens].  hidden: added to the scores, broadcastable to B x H x T x P."""
+        raise NotImplementedError
+
+    def cache_positions(self, slots: int, length: int) -> Any:
+        """For `placed` and `table`: those of [slots; short-term memory; `length` tokens]."""
+        return None
+
+    def slot_bias(self, slots: int, like: Tensor) -> Tensor | None:
+        """Scores that depend on the place of a slot alone.  -> H x 1 x C"""
+        return None
+
+    def check_length(self, length: int) -> None:
+        """Raise an error if a segment cannot have that many tokens."""
+
+    def check_tokens(self, tokens: Tensor) -> None:
+        """Raise an error if the host has not all of these tokens."""
+
+    # the same for all
+
+    def __init__(
+        self,
+        cfg: Any,
+        dictionary: Any,
+        embed_tokens: nn.Module,
+        build_memory: Callable[[int], LongTermMemory | None],
+    ) -> None:
         """build_memory: layer number -> its long-term memory, or None."""
         super().__init__(dictionary)
         self.embed_tokens = embed_tokens
-        self.dim, self.stm_length = cfg.decoder_embed_dim, cfg.stm_length
+        self.adaptive_softmax = self.output_projection = None
+        self.dim, self.short_term = cfg.decoder_embed_dim, ShortTermMemory(cfg.stm_length)
         self.ltm_enabled = cfg.ltm_enabled is not False
         self.checkpoint_activations = cfg.checkpoint_activations
         self.dropout = nn.Dropout(cfg.dropout)
         self.layers = nn.ModuleList(
             self.build_layer(cfg, build_memory(number)) for number in range(cfg.decoder_layers)
         )
-        self.norm = nn.Identity() if cfg.decoder_post_norm else LayerNorm(self.dim)
-        self.adaptive_softmax = self.output_projection = None
-        if softmax_cutoff:
-            self.adaptive_softmax = AdaptiveSoftmax(
-                len(dictionary),
-                self.dim,
-                softmax_cutoff,
-                dropout=cfg.adaptive_softmax_dropout,
-                factor=cfg.adaptive_softmax_factor,
-                adaptive_inputs=embed_tokens if cfg.tie_adaptive_weights else None,
-                tie_proj=cfg.tie_adaptive_proj,
-            )
-        else:
-            self.output_projection = nn.Linear(self.dim, len(dictionary), bias=False)
-            if cfg.untie_embeddings or cfg.adaptive_input:
-                nn.init.normal_(self.output_projection.weight, std=self.dim**-0.5)
-            else:
-                self.output_projection.weight = embed_tokens.weight
 
-    def build_layer(self, cfg, memory):
-        return DecoderLayer(
-            self.dim,
-            cfg.decoder_ffn_embed_dim,
-            memory,
-            self.build_attention(cfg, memory),
-            dropout=cfg.dropout,
-            activation_dropout=cfg.activation_dropout,
-            activation=cfg.activation_fn,
-            normalize_before=not cfg.decoder_post_norm,
-        )
+    @property
+    def stm_length(self) -> int:
+        return self.short_term.length
 
-    def build_attention(self, cfg, memory):
-        return RelativeAttention(self.dim, cfg.decoder_attention_heads, cfg.attention_dropout)
+    def start_silent(self) -> None:
+        """What the memories add is zero at first."""
+        for number, layer in enumerate(self.layers):
+            if layer.memory is not None:
+                layer.memory.start_silent(number, len(self.layers))
 
-    def initial_state(self, rows):
+    def initial_state(self, rows: int) -> DecoderState:
         like = self.layers[0].inner.weight
 
-        def count():
+        def count() -> Tensor:
             return torch.zeros(rows, dtype=torch.long, device=like.device)
 
+        memories = tuple(
+            layer.memory.initial_state(rows, like.device, like.dtype)
+            for layer in self.layers
+            if layer.memory is not None
+        )
+        for memory in memories:
+            check_empty(memory, rows)
         return DecoderState(
             recent=tuple(like.new_zeros(rows, self.stm_length, self.dim) for _ in self.layers),
-            memories=tuple(
-                layer.memory.initial_state(rows, like.device, like.dtype)
-                for layer in self.layers
-                if layer.memory is not None
-            ),
+            memories=memories,
             filled=count(),
             position=count(),
             key=count(),
         )
 
-    def forward(self, tokens, state, lengths=None, project=True):
-        """tokens: B x T, padded on the right to the lengths (B) if there are any.
+    def memory_states(self, state: DecoderState) -> list[State | None]:
+        """The state of each layer's memory, None where there is none."""
+        states = iter(state.memories)
+        return [None if layer.memory is None else next(states) for layer in self.layers]
+
+    @staticmethod
+    def plan_key(memory: LongTermMemory | None) -> Any:
+        """Layers of the same key have the same plans."""
+        return None if memory is None else (type(memory), memory.plan_key())
+
+    def forward(
+        self,
+        tokens: Tensor,
+        state: DecoderState,
+        lengths: Tensor | None = None,
+        project: bool = True,
+        goals: Goals | None = None,
+    ) -> tuple[Tensor | None, DecoderState, dict[str, Any]]:
+        """tokens: B x T, padded on the right to the lengths (B) if there are any.  goals: what is
+        to be learned beside the likelihood.
         -> logits (features with an adaptive softmax, None unless `project`): B x T x V, state,
-        extra"""
-        plan = self._plan(tokens, state, lengths)
+        extra: what the memories have seen, a layer each, their losses and logs by name"""
+        self.check_length(tokens.size(1))
+        self.check_tokens(tokens)
+        segment, plans = self._plan(tokens, state, lengths, goals)
         x = self.embed(tokens, torch.arange(tokens.size(1), device=tokens.device))
-        recents, memories, extras = [], [], []
-        old = iter(state.memories)
-        for number, (layer, recent) in enumerate(zip(self.layers, state.recent, strict=True)):
+        recents, memories = [], []
+        extra: dict[str, Any] = {"seen": [], "losses": {}, "logs": {}}
+        for number, (layer, recent, kept, plan) in enumerate(
+            zip(self.layers, state.recent, self.memory_states(state), plans, strict=True)
+        ):
             output = project or number + 1 < len(self.layers)
-            kept = None if layer.memory is None else next(old)
-            used = kept if self.ltm_enabled else None
+            args = (x, recent, kept if self.ltm_enabled else None, segment, plan, output)
             if self.checkpoint_activations and self.training:
-                out = checkpoint(layer, x, recent, used, plan, output, use_reentrant=False)
+                x, recent, used, own = checkpoint(layer, *args, use_reentrant=False)
             else:
-                out = layer(x, recent, used, plan, output)
-            x, recent, used, extra = out
+                x, recent, used, own = layer(*args)
             recents.append(recent)
             if kept is not None:
+                if used is not None:
+                    check_same(kept, used)
                 memories.append(kept if used is None else used)
-            extras.append(extra)
-        x = self.head(x) if project else None
+            extra["seen"].append(own.seen)
+            for name, loss in own.losses.items():
+                extra["losses"][name] = extra["losses"].get(name, 0) + loss
+            for name, (total, of) in own.logs.items():
+                before = extra["logs"].get(name, (0, 0))
+                extra["logs"][name] = (before[0] + total, before[1] + of)
+        out = self.head(x) if project else None
 
-        read = plan.lengths
+        read = segment.lengths
         if read is None:
             read = torch.full_like(state.filled, tokens.size(1))
         scattered = mix(tokens + mix(torch.arange(tokens.size(1), device=tokens.device)))
-        if plan.mask is not None:
-            scattered = scattered * plan.mask
+        if segment.mask is not None:
+            scattered = scattered * segment.mask
         key = torch.where(read > 0, mix(state.key + scattered.sum(dim=-1)), state.key)
         state = DecoderState(
             recent=tuple(recents),
             memories=tuple(memories),
-            filled=state.filled.clamp(max=self.stm_length) + read,
+            filled=self.short_term.after(state.filled, read),
             position=state.position + read,
             key=key,
         )
-        extra = {"densities": [x["density"] for x in extras if "density" in x]}
-        if extra["densities"]:
-            used = (plan.write.tokens > 0)[:, None]
-            extra["ltm_mask"] = used.expand_as(tokens) if plan.mask is None else used & plan.mask
-            extra["ltm_share"] = torch.stack([x["share"] for x in extras if "share" in x]).mean()
-        losses = [x["reconstruction"] for x in extras if "reconstruction" in x]
-        if losses:
-            extra["reconstruction"] = sum(losses)
-        return x, state, extra
+        return out, state, extra
 
-    def check_length(self, length):
-        """Raise an error if a segment cannot have that many tokens."""
-
-    def embed(self, tokens, place):
-        """place: of each token in its segment, broadcastable to B x T."""
-        return self.dropout(self.embed_tokens(tokens) * math.sqrt(self.dim))
-
-    def head(self, x):
-        """-> logits, or the features that an adaptive softmax takes"""
-        x = self.dropout(self.norm(x))
-        return x if self.output_projection is None else self.output_projection(x)
-
-    def distances(self, farthest, nearest):
-        """Encoded distances farthest, farthest - 1 .. nearest."""
-        like = self.layers[0].inner.weight
-        positions = torch.arange(farthest, nearest - 1, -1, device=like.device)
-        return self.dropout(sinusoids(positions, self.dim).to(like.dtype))
-
-    def bias_slots(self, hidden, slots):
-        """Scores that depend on the place of a slot alone.  hidden: B x 1 x T x P (or without its
-        first dimensions), the slots first.  -> broadcastable to B x H x T x P"""
-        return hidden
-
-    def _plan(self, tokens, state, lengths):
-        t = tokens.size(1)
-        filled = state.filled.tolist()
-        write, held, slots = None, None, 0
-        if state.memories and self.ltm_enabled:
-            memory = next(layer.memory for layer in self.layers if layer.memory is not None)
-            left = [max(count - self.stm_length, 0) for count in filled]
-            write = memory.plan(left, state.memories[0])
-            if isinstance(write, CompressionPlan):
-                held, slots = write.held, write.longest
-        visible = [min(count, self.stm_length) for count in filled]
-        longest = max(visible)
-        past = slots + longest
-        like = self.layers[0].inner.weight
-        hidden = _causal(t, past, like.dtype, tokens.device)
-        ragged = min(visible) < longest or (slots and held.min() < slots)
-        if ragged:
-            place = torch.arange(past + t, device=tokens.device)
-            absent = place < past - state.filled.clamp(max=self.stm_length)[:, None]  # B x P
-            if slots:
-                absent = torch.where(place < slots, place < slots - held[:, None], absent)
-            hidden = hidden.masked_fill(absent[:, None, None], -torch.inf)
-        mask = None
+    def _plan(
+        self, tokens: Tensor, state: DecoderState, lengths: Tensor | None, goals: Goals | None
+    ) -> tuple[Segment, list[LayerPlan]]:
+        """All that the CPU must know of a segment, before anything is computed."""
+        t, mask = tokens.size(1), None
         if lengths is not None:
             if min(lengths.tolist()) < t:
                 mask = torch.arange(t, device=tokens.device) < lengths[:, None]
             else:
                 lengths = None
-        return SegmentPlan(
-            self.stm_length,
-            longest,
-            self.distances(past + t - 1, -1),
-            self.bias_slots(hidden, slots),
-            lengths,
-            mask,
-            write,
-            state.key,
-        )
+        filled = state.filled.tolist()
+        left, visible = self.short_term.left(filled), self.short_term.visible(filled)
+        segment = Segment(self.short_term, max(visible), lengths, mask, state.key, goals)
+        found: dict[Any, LayerPlan] = {}
+        plans, positions = [], {}
+        for layer, own in zip(self.layers, self.memory_states(state), strict=True):
+            memory = None if own is None or not self.ltm_enabled else layer.memory
+            key = self.plan_key(memory)
+            if key not in found:
+                write = None if memory is None else memory.plan(left, own)
+                held = () if write is None or not write.slots else tuple(write.held)
+                if held not in positions:
+                    positions[held] = self._positions(tokens, state, visible, held)
+                found[key] = LayerPlan(write, positions[held])
+            plans.append(found[key])
+        return segment, plans
 
-    def max_positions(self):
+    def _positions(
+        self, tokens: Tensor, state: DecoderState, visible: list[int], held: tuple[int, ...]
+    ) -> Any:
+        """held: how many slots each row has, if there are any."""
+        t, shown, slots = tokens.size(1), max(visible), max(held, default=0)
+        past = slots + shown
+        hidden = _causal(t, past, self.layers[0].inner.weight.dtype, tokens.device)
+        if min(visible) < shown or (slots and min(held) < slots):
+            absent = [self.short_term.absent(state.filled, shown)]
+            if slots:
+                place = torch.arange(slots, device=tokens.device)
+                held_by_row = torch.tensor(held, device=tokens.device)
+                absent.insert(0, place < slots - held_by_row[:, None])
+            every = F.pad(torch.cat(absent, dim=1), (0, t))  # B x P
+            hidden = hidden.masked_fill(every[:, None, None], -torch.inf)
+        return self.positions(slots, shown, t, self.with_slot_bias(hidden, slots))
+
+    def with_slot_bias(self, hidden: Tensor, slots: int) -> Tensor:
+        """hidden: ... x T x P, the slots first."""
+        bias = self.slot_bias(slots, hidden) if slots else None
+        return hidden if bias is None else hidden + F.pad(bias, (0, hidden.size(-1) - slots))
+
+    def max_positions(self) -> int:
         return int(1e9)

@@ -4,19 +4,23 @@ Both follow the borders of an evaluation: a stream is eos and then the text, cut
 and a segment enters the memory when it is full.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fairseq.models import FairseqIncrementalDecoder
-from torch import nn
+from torch import Tensor
 
-from fairseq_inf.memory import CompressiveMemory, ContinuousMemory, State
+from fairseq_inf.memory import State
+from fairseq_inf.modules import LayerCache, Place
 
-from .decoder import DecoderState
+from .decoder import DecoderState, MemoryDecoder
 
-# B rows, L tokens of a segment, C slots (0 unless compressive), S short-term length,
-# P = C + S + L keys of a cache
+# B rows, L tokens of a segment, C slots of a memory, S short-term length, P = C + S + L keys of a
+# cache
 
 
 @dataclass
@@ -24,8 +28,8 @@ class Reading(State):
     """A text that has been read so far; the next token follows its last one."""
 
     memory: DecoderState  # at the last border of segments
-    tokens: torch.Tensor  # B x L: what came since
-    count: torch.Tensor  # B: how many of them are real, from 1 to L
+    tokens: Tensor  # B x L: what came since
+    count: Tensor  # B: how many of them are real, from 1 to L
 
 
 @dataclass
@@ -33,29 +37,23 @@ class Cache(State):
     """What the next token needs of a reading, worked out once."""
 
     reading: Reading
-    keys: tuple  # a layer: B x H x P x d, for [slots; short-term memory; segment]
-    values: tuple
-    reads: tuple  # a layer with a continuous memory: its probes and values
-    hidden: torch.Tensor  # B x 1 or H x C+S: -inf where there is no slot or short-term memory yet
+    layers: tuple[LayerCache, ...]
+    hidden: tuple[Tensor, ...]  # a kind of slots: B x 1 or H x C+S, -inf where there is no key
 
 
-def new_reading(decoder, rows, length):
+def new_reading(decoder: MemoryDecoder, rows: int, length: int) -> Reading:
     """Nothing but eos."""
     decoder.check_length(length)
-    memory = _widen(decoder.initial_state(rows), decoder.stm_length + length)
+    memory = decoder.initial_state(rows)
+    wide = tuple(decoder.short_term.widen(x, length) for x in memory.recent)
+    memory = replace(memory, recent=wide)
     device = memory.filled.device
     tokens = torch.full((rows, length), decoder.dictionary.pad(), device=device)
     tokens[:, 0] = decoder.dictionary.eos()
     return Reading(memory, tokens, torch.ones(rows, dtype=torch.long, device=device))
 
 
-def _widen(state, width):
-    """The same state with `width` vectors in `recent`; there is room at the left."""
-    recent = tuple(F.pad(x, (0, 0, width - x.size(1), 0)) for x in state.recent)
-    return DecoderState(recent, state.memories, state.filled, state.position, state.key)
-
-
-def _put(state, rows, new):
+def _put(state: Any, rows: Tensor, new: Any) -> Any:
     """The state with some of its rows replaced."""
     if len(rows) == state.num_rows:
         return new
@@ -64,7 +62,14 @@ def _put(state, rows, new):
 
 
 @torch.no_grad()
-def read(decoder, reading, text, lengths, score=False, report=None):
+def read(
+    decoder: MemoryDecoder,
+    reading: Reading,
+    text: Tensor,
+    lengths: Tensor,
+    score: bool = False,
+    report: Callable[[int], None] | None = None,
+) -> Any:
     """Go on reading.  text: B x n, padded on the right to the lengths (B).
     report: called with the number of tokens after each segment.
     -> Reading, and with `score` the log-probability of each token, B x n, 0 for padding"""
@@ -112,63 +117,71 @@ def read(decoder, reading, text, lengths, score=False, report=None):
     return (reading, scores) if score else reading
 
 
+def _kinds(decoder: MemoryDecoder) -> list[tuple[Any, int]]:
+    """Of each layer, how many slots its memory has, and which layers have the same ones."""
+    found = []
+    for layer in decoder.layers:
+        slots = layer.memory.num_slots if layer.memory is not None and decoder.ltm_enabled else 0
+        found.append((decoder.plan_key(layer.memory) if slots else None, slots))
+    return found
+
+
 @torch.no_grad()
-def open_cache(decoder, reading):
+def open_cache(decoder: MemoryDecoder, reading: Reading) -> tuple[Tensor, Cache]:
     """-> what the model makes of the last token (logits or features): B x 1 x V, Cache"""
-    width, stm = reading.tokens.size(1), decoder.stm_length
+    width = reading.tokens.size(1)
     # the cache is updated in place, the reading of the caller is not
     reading = Reading(reading.memory, reading.tokens.clone(), reading.count.clone())
     longest = int(reading.count.max())
     x, after, _ = decoder(reading.tokens[:, :longest], reading.memory, reading.count)
     x = x[torch.arange(x.size(0), device=x.device), reading.count - 1][:, None]
 
-    # `recent` is [short-term memory; segment] at the right end; in the cache the segment begins
-    # at the same column in every row
-    place = torch.arange(stm + longest, device=x.device)
-    index = (longest - reading.count[:, None] + place).clamp(max=stm + longest - 1)
-    past = torch.arange(stm, device=x.device)
-    absent = [past < stm - reading.memory.filled.clamp(max=stm)[:, None]]
-    keys, values, reads = [], [], []
-    memories = iter(after.memories)
-    for layer, recent in zip(decoder.layers, after.recent, strict=True):
-        vectors = recent.gather(1, index[..., None].expand(-1, -1, recent.size(2)))
-        memory = None if layer.memory is None else next(memories)
-        if isinstance(layer.memory, CompressiveMemory) and decoder.ltm_enabled:
-            vectors = torch.cat([memory.slots, vectors], dim=1)
-            if len(absent) == 1:
-                slots = torch.arange(layer.memory.length, device=x.device)
-                absent.insert(0, slots < layer.memory.length - memory.held[:, None])
-        key, value = layer.attention.project(vectors)
-        keys.append(F.pad(key, (0, 0, 0, width - longest)))
-        values.append(F.pad(value, (0, 0, 0, width - longest)))
-        if isinstance(layer.memory, ContinuousMemory) and decoder.ltm_enabled:
-            reads.append(layer.memory.probes_and_values(memory.coefficients, recent.dtype))
-    slots = absent[0].size(1) if len(absent) > 1 else 0
-    absent = torch.cat(absent, dim=1)
-    hidden = torch.zeros_like(absent, dtype=x.dtype).masked_fill(absent, -torch.inf)
-    hidden = decoder.bias_slots(hidden[:, None, None], slots).squeeze(2)
-    return x, Cache(reading, tuple(keys), tuple(values), tuple(reads), hidden)
+    layers: list[LayerCache] = []
+    hidden: dict[Any, Tensor] = {}
+    absent = decoder.short_term.absent(reading.memory.filled, decoder.stm_length)
+    states = decoder.memory_states(after)
+    for layer, recent, state, (kind, slots) in zip(
+        decoder.layers, after.recent, states, _kinds(decoder), strict=True
+    ):
+        vectors = decoder.short_term.line_up(recent, reading.count, longest)
+        state = state if decoder.ltm_enabled else None
+        positions = decoder.cache_positions(slots, width)
+        layers.append(layer.open_cache(vectors, state, positions, width - longest))
+        if kind not in hidden:
+            missing = absent
+            if slots:
+                _, held = layer.memory.slots(state)
+                place = torch.arange(slots, device=x.device)
+                missing = torch.cat([place < slots - held[:, None], absent], dim=1)
+            scores = torch.zeros_like(missing, dtype=x.dtype).masked_fill(missing, -torch.inf)
+            scores = decoder.with_slot_bias(scores[:, None, None], slots)
+            hidden[kind] = scores.squeeze(2)
+    return x, Cache(reading, tuple(layers), tuple(hidden.values()))
 
 
 class Continuation:
     """The tokens after a reading, one a row at a time, at a cost that does not depend on its
     length.  A row whose segment is full closes it first, as an evaluation would."""
 
-    def __init__(self, decoder, reading):
+    def __init__(self, decoder: MemoryDecoder, reading: Reading) -> None:
         self.decoder = decoder
         self.output, self.cache = open_cache(decoder, reading)
-        distances = decoder.distances(self.cache.keys[0].size(2) - 1, 0)
-        self.tables = None
-        if distances is not None:
-            self.tables = [layer.attention.table(distances) for layer in decoder.layers]
+        length, each = reading.tokens.size(1), _kinds(decoder)
+        kinds = list(dict.fromkeys(each))
+        self.kinds = [kinds.index(kind) for kind in each]  # of each layer
+        positions = [decoder.cache_positions(slots, length) for _, slots in kinds]
+        self.tables = [
+            layer.attention.table(positions[kind])
+            for layer, kind in zip(decoder.layers, self.kinds, strict=True)
+        ]
         self._look()
 
-    def _look(self):
+    def _look(self) -> None:
         """What the steps up to the next border have in common."""
         self.counts = self.cache.reading.count.tolist()
-        self.hides = bool((self.cache.hidden != 0).any())
+        self.hides = [bool((hidden != 0).any()) for hidden in self.cache.hidden]
 
-    def reorder(self, order):
+    def reorder(self, order: Tensor) -> None:
         """Row i becomes what row order[i] was."""
         if not torch.equal(order, torch.arange(len(self.counts), device=order.device)):
             self.cache = self.cache.rows(order)
@@ -176,7 +189,7 @@ class Continuation:
             self._look()
 
     @torch.no_grad()
-    def feed(self, tokens):
+    def feed(self, tokens: Tensor) -> Tensor:
         """tokens: B, which follow.  -> `output`: B x 1 x V, what the model makes of them"""
         length = self.cache.reading.tokens.size(1)
         full = [row for row, count in enumerate(self.counts) if count == length]
@@ -188,7 +201,7 @@ class Continuation:
             self._look()
         return self.output
 
-    def _cross(self, tokens, full):
+    def _cross(self, tokens: Tensor, full: list[int]) -> None:
         """Rows of full segments begin a new one with their token; the others go on."""
         rows = torch.tensor(full, device=tokens.device)
         reading = self.cache.reading.rows(rows)
@@ -205,92 +218,32 @@ class Continuation:
         self.output = self.output.index_copy(0, rows, output).index_copy(0, index, stepped)
         self.cache = _put(_put(self.cache, rows, cache), index, rest)
 
-    def _step(self, cache, tokens, counts):
+    def _step(self, cache: Cache, tokens: Tensor, counts: list[int]) -> Tensor:
         """One token in the middle of a segment; updates the cache in place."""
         decoder, reading = self.decoder, cache.reading
-        past, length = cache.hidden.size(2), reading.tokens.size(1)
-        most, ragged = max(counts), min(counts) < max(counts)
-        first = length - 1 - most  # column of the table for the farthest key of the newest row
-        places = hidden = None
-        column = past + most
-        if ragged:
-            column = reading.count + past
-            place = torch.arange(past + most + 1, device=tokens.device)
-            behind = most - reading.count[:, None]
-            places = (place + behind).clamp(max=past + most)
-            late = place > column[:, None]
-            hidden = F.pad(cache.hidden, (0, most + 1)).masked_fill(late[:, None], -torch.inf)
-        elif self.hides:
-            hidden = F.pad(cache.hidden, (0, most + 1))
+        places = [
+            self._place(hidden, hides, reading.count, counts)
+            for hidden, hides in zip(cache.hidden, self.hides, strict=True)
+        ]
         row = torch.arange(len(counts), device=tokens.device)
         reading.tokens[row, reading.count] = tokens
         x = decoder.embed(tokens[:, None], reading.count[:, None])
+        for layer, own, kind, table in zip(
+            decoder.layers, cache.layers, self.kinds, self.tables, strict=True
+        ):
+            x = layer.step(x, own, places[kind], table, decoder.ltm_enabled)
         reading.count += 1
-
-        reads = iter(cache.reads)
-        for i, layer in enumerate(decoder.layers):
-            source = layer.source(x)
-            table = None if self.tables is None else self.tables[i][..., first:]
-            keys, values = (x[:, :, : past + most + 1] for x in (cache.keys[i], cache.values[i]))
-            found, query = layer.attention.step(
-                source, keys, values, column, past, hidden, table, places
-            )
-            if isinstance(layer.memory, ContinuousMemory) and decoder.ltm_enabled:
-                found = found + layer.memory.read(query, *next(reads))[0]
-            x = layer.finish(x, found)
         return decoder.head(x)
 
-
-class PromptReader(nn.Module):
-    """The part of an encoder in fairseq's generator: reads the prompts into the memory."""
-
-    def __init__(self, decoder, length):
-        super().__init__()
-        self.decoder, self.length = decoder, length
-
-    def forward_torchscript(self, net_input):
-        """net_input: src_tokens, src_lengths and, if there is one, the `memory` to go on from, a
-        Reading of one row or of as many as the prompts.  -> {"reading": Reading}"""
-        tokens, lengths = net_input["src_tokens"], net_input["src_lengths"]
-        reading = net_input.get("memory")
-        if reading is None:
-            reading = new_reading(self.decoder, len(tokens), self.length)
-        elif reading.num_rows != len(tokens):
-            reading = reading.rows(torch.zeros_like(lengths))
-        return {"reading": read(self.decoder, reading, tokens, lengths)}
-
-    def reorder_encoder_out(self, encoder_out, order):
-        return {name: reading.rows(order) for name, reading in encoder_out.items()}
-
-
-class PromptContinuer(FairseqIncrementalDecoder):
-    """The part of a decoder in fairseq's generator: the first output is that of the prompt's last
-    token, whatever the generator's own first token is; each later one follows the last token."""
-
-    def __init__(self, decoder):
-        super().__init__(decoder.dictionary)
-        self.decoder = decoder
-
-    def forward(self, prev_output_tokens, encoder_out=None, incremental_state=None):
-        if prev_output_tokens.size(1) == 1:
-            # one reading a hypothesis from here on
-            reading = encoder_out.pop("reading")
-            incremental_state["continuation"] = Continuation(self.decoder, reading)
-            return incremental_state["continuation"].output.clone(), None
-        return incremental_state["continuation"].feed(prev_output_tokens[:, -1]).clone(), None
-
-    def reorder_incremental_state(self, incremental_state, new_order):
-        incremental_state["continuation"].reorder(new_order)
-
-
-class PromptModel(nn.Module):
-    """A language model as fairseq's generator takes one: encoder and decoder."""
-
-    def __init__(self, model, length):
-        super().__init__()
-        self.encoder = PromptReader(model.decoder, length)
-        self.decoder = PromptContinuer(model.decoder)
-        self.get_normalized_probs = model.get_normalized_probs
-
-    def max_decoder_positions(self):
-        return self.decoder.decoder.max_positions()
+    @staticmethod
+    def _place(hidden: Tensor, hides: bool, count: Tensor, counts: list[int]) -> Place:
+        past, most = hidden.size(2), max(counts)
+        if min(counts) == most:
+            shown = F.pad(hidden, (0, most + 1)) if hides else None
+            return Place(past, most, past + most, count, shown, None)
+        column = count + past
+        place = torch.arange(past + most + 1, device=hidden.device)
+        places = (place + most - count[:, None]).clamp(max=past + most)
+        late = place > column[:, None]
+        shown = F.pad(hidden, (0, most + 1)).masked_fill(late[:, None], -torch.inf)
+        return Place(past, most, column, count, shown, places)

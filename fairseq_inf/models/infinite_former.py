@@ -1,13 +1,13 @@
 """The ∞-former: a continuous long-term memory of what leaves the short-term memory."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Optional
-
-from fairseq.models import register_model
+from typing import Any, Optional
 
 from fairseq_inf.memory import ContinuousMemory
 
-from .memory_lm import GPT2_SIZES, MemoryLM, MemoryLMConfig, architecture, numbers, setting
+from .flags import numbers, setting, told_by_flags
+from .memory_lm import MemoryLM, MemoryLMConfig, register
 
 
 @dataclass
@@ -27,22 +27,16 @@ class InfiniteFormerConfig(MemoryLMConfig):
     ltm_threshold: int = setting(0, "forget everything after this many vectors; 0 for never")
 
 
-@register_model("infinite_former_lm", dataclass=InfiniteFormerConfig)
+@register(
+    "infinite_former_lm",
+    InfiniteFormerConfig,
+    wt103={"ltm_basis": 150, "ltm_widths": "0.01,0.05", "ltm_tau": 0.5},
+    sorting={"ltm_basis": 1024, "ltm_widths": "0.01,0.05", "ltm_tau": 0.75},
+    gpt2={"ltm_basis": 512, "ltm_widths": "0.005,0.01", "ltm_tau": 0.5},
+)
 class InfiniteFormerLM(MemoryLM):
-    memory_settings = (
-        "ltm_basis",
-        "ltm_widths",
-        "ltm_tau",
-        "ltm_samples",
-        "ltm_ridge",
-        "ltm_sticky",
-        "ltm_bins",
-        "ltm_layers",
-        "ltm_threshold",
-    )
-
     @classmethod
-    def build_memory(cls, cfg):
+    def build_memory(cls, cfg: Any) -> Callable[[int], ContinuousMemory | None]:
         if cfg.ltm_basis < 1:
             raise ValueError(
                 f"--ltm-basis must be at least 1, got {cfg.ltm_basis}: "
@@ -63,27 +57,23 @@ class InfiniteFormerLM(MemoryLM):
                 )
             layers = chosen
 
-        def build(number):
+        def build(number: int) -> ContinuousMemory | None:
             if number not in layers:
                 return None
-            return ContinuousMemory(
-                cfg.decoder_embed_dim,
-                cfg.decoder_attention_heads,
-                cfg.ltm_basis,
-                widths,
-                tau=cfg.ltm_tau,
-                samples=cfg.ltm_samples,
-                ridge=cfg.ltm_ridge,
-                sticky=cfg.ltm_sticky,
-                bins=cfg.ltm_bins,
-                threshold=cfg.ltm_threshold,
-                seed=cfg.seed * 1000 + number,
-            )
+            names = ("widths", "tau", "samples", "ridge", "sticky", "bins", "threshold")
+            with told_by_flags(num_basis="ltm_basis", **{name: f"ltm_{name}" for name in names}):
+                return ContinuousMemory(
+                    cfg.decoder_embed_dim,
+                    cfg.decoder_attention_heads,
+                    cfg.ltm_basis,
+                    widths,
+                    tau=cfg.ltm_tau,
+                    samples=cfg.ltm_samples,
+                    ridge=cfg.ltm_ridge,
+                    sticky=cfg.ltm_sticky,
+                    bins=cfg.ltm_bins,
+                    threshold=cfg.ltm_threshold,
+                    seed=cfg.seed * 1000 + number,
+                )
 
         return build
-
-
-architecture("infinite_former_lm", "wt103", ltm_basis=150, ltm_widths="0.01,0.05", ltm_tau=0.5)
-architecture("infinite_former_lm", "sorting", ltm_basis=1024, ltm_widths="0.01,0.05", ltm_tau=0.75)
-for size in GPT2_SIZES:
-    architecture("infinite_former_lm", size, ltm_basis=512, ltm_widths="0.005,0.01", ltm_tau=0.5)

@@ -1,34 +1,31 @@
-"""What the three language models share: configuration, architectures, running memory."""
+"""What the language models share: configuration, architectures, running memory."""
 
 import hashlib
 import logging
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Optional
+from typing import Any, Optional
 
 from fairseq import utils
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.models import FairseqLanguageModel, register_model_architecture
+from fairseq.dataclass import ChoiceEnum
+from fairseq.models import FairseqLanguageModel, register_model, register_model_architecture
 from fairseq.modules import AdaptiveInput
 from omegaconf import II
-from torch import nn
+from torch import Tensor, nn
+
+from fairseq_inf.memory import Goals, LongTermMemory
 
 from .decoder import MemoryDecoder
-from .gpt2_decoder import GPT2Decoder
+from .flags import flag, numbers, setting
+from .hosts import HOSTS
 
 logger = logging.getLogger(__name__)
 
 
-def setting(default, text):
-    return field(default=default, metadata={"help": text})
-
-
 @dataclass
-class MemoryLMConfig(FairseqDataclass):
-    decoder_host: ChoiceEnum(["transformer_xl", "gpt2"]) = setting(
-        "transformer_xl", "whose layers and positions: relative ones, or learned ones of a segment"
-    )
-    decoder_positions: int = setting(1024, "learned positions of a segment, for GPT-2")
+class MemoryLMConfig(*(host.Config for host in HOSTS.values())):  # type: ignore[misc]
+    decoder_host: ChoiceEnum(list(HOSTS)) = setting("transformer_xl", "whose layers and positions")
     freeze_host: bool = setting(False, "learn the long-term memory only")
     decoder_layers: int = setting(4, "number of layers")
     decoder_embed_dim: int = setting(256, "width of the model, e")
@@ -65,83 +62,113 @@ class MemoryLM(FairseqLanguageModel):
     that the training goes on with.  A model says what its long-term memory is by `build_memory`.
     """
 
-    memory_settings = ()  # fields of the configuration that the numbers in its memory depend on
+    config: type[MemoryLMConfig]  # set by `register`
+    has_memory = True
+    decoder: MemoryDecoder
 
-    def __init__(self, decoder, memory_flags):
+    def __init__(self, decoder: MemoryDecoder, memory_flags: dict[str, Any]) -> None:
         """memory_flags: the settings that say what the numbers in a memory mean."""
         super().__init__(decoder)
         self.memory_flags = memory_flags
-        self.states = {True: None, False: None}  # by self.training
+        self.states: dict[bool, Any] = {True: None, False: None}  # by self.training
 
     @classmethod
-    def build_model(cls, cfg, task):
+    def build_model(cls, cfg: Any, task: Any) -> "MemoryLM":
         check_sizes(cfg)
-        host = MemoryDecoder
-        if cfg.decoder_host == "gpt2":
-            check_gpt2(cfg)
-            host = GPT2Decoder
+        host = HOSTS[str(cfg.decoder_host)]
+        host.refuse(cfg)
         dictionary = task.source_dictionary
-        cutoff = None
         if cfg.adaptive_softmax_cutoff:
-            cutoff = numbers(cfg.adaptive_softmax_cutoff, "--adaptive-softmax-cutoff", int)
-            check_cutoff(cutoff, "--adaptive-softmax-cutoff", dictionary)
-        embedding = build_embedding(cfg, dictionary)
-        decoder = host(cfg, dictionary, embedding, cls.build_memory(cfg), cutoff)
+            name = "--adaptive-softmax-cutoff"
+            check_cutoff(numbers(cfg.adaptive_softmax_cutoff, name, int), name, dictionary)
+        decoder = host(cfg, dictionary, build_embedding(cfg, dictionary), cls.build_memory(cfg))
         split_parameters(decoder, cfg.freeze_host)
-        names = ("stm_length", "decoder_post_norm", "activation_fn", *cls.memory_settings)
-        if host is GPT2Decoder:
-            names = ("decoder_host", *names)
-        settings = {flag(name): getattr(cfg, name) for name in names}
-        settings["ltm_enabled"] = decoder.ltm_enabled
-        # a checkpoint holds plain values only
-        return cls(decoder, {k: str(v) if isinstance(v, Enum) else v for k, v in settings.items()})
+        return cls(decoder, cls.memory_settings(cfg, host, decoder))
 
     @classmethod
-    def build_memory(cls, cfg):
+    def build_memory(cls, cfg: Any) -> Callable[[int], LongTermMemory | None]:
         """-> layer number -> its long-term memory, or None for a layer without one"""
         return lambda number: None
 
     @classmethod
-    def from_pretrained(cls, folder, checkpoint="checkpoint_best.pt", data=".", **settings):
+    def memory_settings(
+        cls, cfg: Any, host: type[MemoryDecoder], decoder: MemoryDecoder
+    ) -> dict[str, Any]:
+        """What the numbers in a memory depend on beside the weights: all settings of the memory
+        itself, and those of its host."""
+        common = {field.name for field in fields(MemoryLMConfig)}
+        names = [field.name for field in fields(cls.config) if field.name not in common]
+        names = ["stm_length", "decoder_post_norm", "activation_fn", *names, *host.memory_fields]
+        if host is not HOSTS["transformer_xl"]:
+            names.insert(0, "decoder_host")
+        settings = {flag(name): getattr(cfg, name) for name in names}
+        settings["ltm_enabled"] = decoder.ltm_enabled
+        # a checkpoint holds plain values only
+        return {k: str(v) if isinstance(v, Enum) else v for k, v in settings.items()}
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: str, checkpoint: str = "checkpoint_best.pt", data: str = ".", **settings: Any
+    ) -> Any:
         """-> MemoryHub, to read, score and generate with"""
         from fairseq_inf.hub import from_pretrained
 
         return from_pretrained(folder, checkpoint, data, **settings)
 
-    def forward(self, src_tokens, src_lengths=None, starts=None, project=True):
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        starts: Tensor | None = None,
+        project: bool = True,
+        goals: Goals | None = None,
+    ) -> tuple[Tensor | None, dict[str, Any]]:
         """One segment of each row.  starts: B, true for rows that begin a new stream; without
         it every row does, and nothing is carried from the last call.  project: False to only
-        read it into the memory."""
+        read it into the memory.  goals: what is to be learned beside the likelihood."""
         rows = src_tokens.size(0)
         state = self.states[self.training]
-        if starts is None or bool(starts.all()):
+        begins = [True] if starts is None else starts.tolist()
+        if all(begins):
             state = self.decoder.initial_state(rows)
         elif state is None or state.num_rows != rows:
             raise ValueError(
                 f"a segment of {rows} rows goes on with streams that were never begun: "
                 "the first batch must have `starts` true in every row"
             )
-        elif bool(starts.any()):
+        elif any(begins):
             state = state.reset(starts)
-        x, state, extra = self.decoder(src_tokens, state, src_lengths, project)
+        x, state, extra = self.decoder(src_tokens, state, src_lengths, project, goals)
         self.states[self.training] = state.detach()
         return x, extra
 
     @property
-    def is_stateless(self):
+    def is_stateless(self) -> bool:
         """Whether a segment is read without anything of those before it."""
         decoder = self.decoder
         return decoder.stm_length == 0 and all(layer.memory is None for layer in decoder.layers)
 
-    def upgrade_state_dict_named(self, state_dict, name):
-        """A checkpoint of GPT-2 alone serves any memory, which starts as new."""
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
+        """A checkpoint of a host alone serves any memory, which starts as new."""
         super().upgrade_state_dict_named(state_dict, name)
-        own = {key: x for key, x in self.state_dict().items() if is_memory(key)}
-        if isinstance(self.decoder, GPT2Decoder) and own and not own.keys() & state_dict.keys():
+        for key in [key for key in state_dict if ".attention.memory_output." in key]:
+            # where version 0.3 had it
+            new = key.replace(".attention.memory_output.", ".memory.output.")
+            state_dict[new] = state_dict.pop(key)
+        own = self.memory_state_dict()
+        if self.decoder.pretrained and own and not own.keys() & state_dict.keys():
             logger.info("the checkpoint has no long-term memory: it starts as new")
             state_dict.update(own)
 
-    def fingerprint(self):
+    def memory_state_dict(self) -> dict[str, Any]:
+        """The part of the state dict that is the long-term memory's, and not its host's."""
+        found: dict[str, Any] = {}
+        for number, layer in enumerate(self.decoder.layers):
+            if layer.memory is not None:
+                found.update(layer.memory.state_dict(prefix=f"decoder.layers.{number}.memory."))
+        return found
+
+    def fingerprint(self) -> str:
         """Of these very weights and settings: a memory is read by the model that wrote it."""
         digest = hashlib.blake2b(repr(self.memory_flags).encode(), digest_size=16)
         for name, x in sorted(self.named_parameters()):
@@ -150,7 +177,7 @@ class MemoryLM(FairseqLanguageModel):
         return digest.hexdigest()
 
 
-def check_sizes(cfg):
+def check_sizes(cfg: Any) -> None:
     least = {
         "decoder_layers": 1,
         "decoder_embed_dim": 1,
@@ -172,52 +199,20 @@ def check_sizes(cfg):
         )
 
 
-def check_gpt2(cfg):
-    for name in (
-        "decoder_post_norm",
-        "untie_embeddings",
-        "adaptive_input",
-        "adaptive_softmax_cutoff",
-    ):
-        if getattr(cfg, name):
-            raise ValueError(f"{flag(name)} is not for GPT-2: leave it out")
-    if cfg.stm_length:
-        raise ValueError(
-            f"--stm-length must be 0 for GPT-2, got {cfg.stm_length}: its positions begin anew "
-            "with each segment, so that the last one's keys do not fit"
-        )
-
-
-def is_memory(name):
-    """Whether a parameter of this name belongs to the long-term memory, and not to its host."""
-    return ".memory." in name or ".memory_output." in name
-
-
-def split_parameters(decoder, freeze_host):
+def split_parameters(decoder: MemoryDecoder, freeze_host: bool) -> None:
     """fairseq's composite optimizer takes the memory's parameters as the group "memory"."""
-    found = False
-    for name, parameter in decoder.named_parameters():
-        if is_memory(name):
-            parameter.param_group, found = "memory", True
+    memories = [layer.memory for layer in decoder.layers if layer.memory is not None]
+    own = {id(parameter) for memory in memories for parameter in memory.parameters()}
+    for parameter in decoder.parameters():
+        if id(parameter) in own:
+            parameter.param_group = "memory"  # type: ignore[attr-defined]
         elif freeze_host:
             parameter.requires_grad = False
-    if freeze_host and not found:
+    if freeze_host and not own:
         raise ValueError("--freeze-host leaves nothing to learn: this model has no memory to train")
 
 
-def flag(name):
-    return "--" + name.replace("_", "-")
-
-
-def numbers(text, flag, kind):
-    """'a,b,c' as a list of numbers."""
-    try:
-        return [kind(part) for part in str(text).split(",")]
-    except ValueError:
-        raise ValueError(f"{flag} takes numbers with commas between them, got {text!r}") from None
-
-
-def build_embedding(cfg, dictionary):
+def build_embedding(cfg: Any, dictionary: Any) -> nn.Module:
     dim = cfg.decoder_embed_dim
     if cfg.adaptive_input:
         cutoff = cfg.adaptive_input_cutoff or cfg.adaptive_softmax_cutoff
@@ -236,7 +231,7 @@ def build_embedding(cfg, dictionary):
     return embedding
 
 
-def check_cutoff(cutoff, flag, dictionary):
+def check_cutoff(cutoff: list[int], flag: str, dictionary: Any) -> None:
     if cutoff != sorted(set(cutoff)) or cutoff[0] < 1 or cutoff[-1] > len(dictionary):
         raise ValueError(
             f"{flag} must rise and stay within the {len(dictionary)} words of the dictionary, "
@@ -244,57 +239,34 @@ def check_cutoff(cutoff, flag, dictionary):
         )
 
 
-# the paper's experiments: appendices D, C.1 and C.2
-ARCHITECTURES = {
-    "wt103": {
-        "decoder_layers": 16,
-        "decoder_embed_dim": 410,
-        "decoder_ffn_embed_dim": 2100,
-        "decoder_attention_heads": 10,
-        "decoder_post_norm": True,
-        "activation_fn": "relu",
-        "adaptive_input": True,
-        "adaptive_input_factor": 1,
-        "adaptive_input_cutoff": "20000,40000,200000",
-        "adaptive_softmax_cutoff": "20000,40000,200000",
-        "adaptive_softmax_factor": 1,
-        "tie_adaptive_weights": True,
-        "tie_adaptive_proj": True,
-        "stm_length": 150,
-    },
-    "sorting": {
-        "decoder_layers": 3,
-        "decoder_embed_dim": 300,
-        "decoder_ffn_embed_dim": 300,
-        "decoder_attention_heads": 6,
-        "dropout": 0.0,
-        "stm_length": 1024,
-    },
-}
-for size, (layers, width, heads) in {
-    "gpt2": (12, 768, 12),
-    "gpt2_medium": (24, 1024, 16),
-    "gpt2_large": (36, 1280, 20),
-    "gpt2_xl": (48, 1600, 25),
-}.items():
-    ARCHITECTURES[size] = {
-        "decoder_host": "gpt2",
-        "decoder_layers": layers,
-        "decoder_embed_dim": width,
-        "decoder_ffn_embed_dim": 4 * width,
-        "decoder_attention_heads": heads,
-        "activation_fn": "gelu_accurate",
-        "attention_dropout": 0.1,
-        "stm_length": 0,
-    }
-GPT2_SIZES = [name for name in ARCHITECTURES if name.startswith("gpt2")]
+def register(
+    name: str, config: type[MemoryLMConfig], **settings: dict[str, Any]
+) -> Callable[[type[MemoryLM]], type[MemoryLM]]:
+    """Register a model, and its architectures for the sizes of every host.
+
+    settings: of the memory, by the suffix of the architecture or by the name of the host.
+    """
+
+    def decorate(cls: type[MemoryLM]) -> type[MemoryLM]:
+        cls.config = config
+        cls = register_model(name, dataclass=config)(cls)
+        for host, decoder in HOSTS.items():
+            for suffix, sizes in decoder.architectures.items():
+                own = {**sizes, **settings.get(suffix, settings.get(host, {}))}
+                if host != config.decoder_host:
+                    own["decoder_host"] = host
+                arch = f"{name}_{suffix}"
+                if not cls.has_memory and host != "transformer_xl":
+                    arch = suffix.replace(host, f"{host}_lm", 1)  # the host alone
+                register_model_architecture(name, arch)(_defaults(own))
+        return cls
+
+    return decorate
 
 
-def architecture(model, experiment, name=None, **settings):
-    """Register <model>_<experiment>, or another name."""
-
-    def set_defaults(args):
-        for name, value in {**ARCHITECTURES[experiment], **settings}.items():
+def _defaults(settings: dict[str, Any]) -> Callable[[Any], None]:
+    def set_defaults(args: Any) -> None:
+        for name, value in settings.items():
             setattr(args, name, getattr(args, name, value))
 
-    register_model_architecture(model, name or f"{model}_{experiment}")(set_defaults)
+    return set_defaults

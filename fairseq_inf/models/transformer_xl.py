@@ -1,10 +1,8 @@
-"""No long-term memory: Transformer-XL (Dai et al., 2019), and GPT-2 alone."""
+"""No long-term memory: Transformer-XL (Dai et al., 2019), and each host alone."""
 
 from dataclasses import dataclass
 
-from fairseq.models import register_model
-
-from .memory_lm import GPT2_SIZES, MemoryLM, MemoryLMConfig, architecture
+from .memory_lm import MemoryLM, MemoryLMConfig, register
 
 
 @dataclass
@@ -12,12 +10,6 @@ class TransformerXLConfig(MemoryLMConfig):
     pass
 
 
-@register_model("transformer_xl_lm", dataclass=TransformerXLConfig)
+@register("transformer_xl_lm", TransformerXLConfig, sorting={"stm_length": 2048})
 class TransformerXLLM(MemoryLM):
-    pass
-
-
-architecture("transformer_xl_lm", "wt103")
-architecture("transformer_xl_lm", "sorting", stm_length=2048)
-for size in GPT2_SIZES:
-    architecture("transformer_xl_lm", size, name=size.replace("gpt2", "gpt2_lm"))
+    has_memory = False

@@ -1,46 +1,95 @@
-"""What both kinds of self-attention share."""
+"""What all kinds of self-attention share.
+
+The keys of a segment are [slots of a memory; short-term memory; segment].  An attention has the
+linear maps `query`, `key_value` and `output`, and two passes over the same keys: `attend`, for the
+queries of a segment, and `attend_token`, for one query a row.  What it needs to know of positions
+comes from its host, which alone makes it and which nothing in between looks into.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+
+from fairseq_inf.memory import as_heads, side_by_side
 
 # B rows, T queries, P keys, H heads, d head width, e = H d
 
 
-class Attention(nn.Module):
-    """A kind of attention has the linear maps `query`, `key_value` and `output`."""
+@dataclass
+class Place:
+    """Where the next token of each row stands among the keys of a cache."""
 
-    def __init__(self, dim, num_heads, dropout):
+    past: int  # keys before the segment
+    most: int  # tokens of the longest row before this one
+    column: int | Tensor  # of the new key: the same in every row, or B of them
+    counts: Tensor  # B: tokens of the segment before this one
+    hidden: Tensor | None  # None, or added to the scores, broadcastable to B x H x P
+    places: Tensor | None  # of ragged rows, B x P: the column that has the key's distance
+
+
+class Attention(nn.Module):
+    query: nn.Linear
+    key_value: nn.Linear
+    output: nn.Linear
+
+    def __init__(self, dim: int, num_heads: int, dropout: float) -> None:
         super().__init__()
         self.num_heads, self.head_dim, self.dropout = num_heads, dim // num_heads, dropout
 
-    def queries(self, x):
-        """B x T x e -> B x H x T x d"""
-        return self.query(x).view(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
+    def queries(self, x: Tensor) -> Tensor:
+        """B x T x e -> B x H x T x d, without positions"""
+        return as_heads(self.query(x), self.num_heads)
 
-    def project(self, context):
-        """Keys and values of vectors.  B x P x e -> 2 of B x H x P x d"""
-        return self._split(self.key_value(context))
+    def project(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys without positions, and values.  B x P x e -> 2 of B x H x P x d"""
+        return self._split(self.key_value(vectors))
 
-    def _split(self, projected):
+    def _split(self, projected: Tensor) -> tuple[Tensor, Tensor]:
         shape = (*projected.shape[:2], 2, self.num_heads, self.head_dim)
-        return projected.view(shape).permute(2, 0, 3, 1, 4)
+        key, value = projected.view(shape).permute(2, 0, 3, 1, 4)
+        return key, value
 
-    def keep(self, x, keys, values, column):
-        """Write the key and the value of x: B x 1 x e into keys, values: B x H x P x d, in place,
-        at `column`: an int, or B of them."""
-        key, value = self.key_value(x).view(-1, 2, self.num_heads, self.head_dim).unbind(1)
-        if isinstance(column, int):
-            keys[:, :, column], values[:, :, column] = key, value
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, positions: Any, first: int, drop: bool
+    ) -> Tensor:
+        """What the queries of a segment find in the keys from the `first` on, each in those up to
+        its own.  query: B x H x T x d, key, value: B x H x P x d.  drop: with dropout of the
+        weights in training.  -> B x H x T x d"""
+        raise NotImplementedError
+
+    def placed(self, keys: Tensor, positions: Any) -> Tensor:
+        """The keys of a cache as `attend_token` takes them.  B x H x P x d"""
+        return keys
+
+    def table(self, positions: Any) -> Any:
+        """What the steps of a generation need of the positions of a cache, worked out once."""
+        return positions
+
+    def keep(self, x: Tensor, keys: Tensor, values: Tensor, place: Place, table: Any) -> None:
+        """Write the key and the value of x: B x 1 x e into those of a cache, in place."""
+        key, value = (part.squeeze(2) for part in self.project(x))
+        if isinstance(place.column, int):
+            keys[:, :, place.column], values[:, :, place.column] = key, value
         else:
             row = torch.arange(len(x), device=x.device)
-            keys[row, :, column], values[row, :, column] = key, value
+            keys[row, :, place.column], values[row, :, place.column] = key, value
 
-    def by_content(self, query, vectors, visible):
+    def attend_token(
+        self, query: Tensor, keys: Tensor, values: Tensor, place: Place, table: Any, first: int
+    ) -> Tensor:
+        """The same for one query a row, B x H x 1 x d, and the keys of a cache."""
+        raise NotImplementedError
+
+    def by_content(self, query: Tensor, vectors: Tensor, visible: Tensor) -> Tensor:
         """What queries (B x H x T x d) find in vectors (B x P x e) where `visible` (B x P) is
         true, regardless of positions.  A constant for the gradient but for the vectors.
         -> B x T x e, heads side by side"""
-        b, h, t, d = query.shape
+        b, h, t, _ = query.shape
         bias = self.key_value.bias
         projected = F.linear(
             vectors, self.key_value.weight.detach(), None if bias is None else bias.detach()
@@ -49,4 +98,4 @@ class Attention(nn.Module):
         out = F.scaled_dot_product_attention(
             query.detach(), key, value, attn_mask=visible[:, None, None].expand(b, h, t, -1)
         )
-        return out.transpose(1, 2).reshape(b, t, h * d)
+        return side_by_side(out)

@@ -1,131 +1,274 @@
 """One layer of the decoder: self-attention with a memory as a part, then the feed-forward net."""
 
-from functools import partial
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fairseq import utils
-from fairseq.modules import LayerNorm
-from torch import nn
+from torch import Tensor, nn
 
-from fairseq_inf.memory import CompressiveMemory, push, split_recent
+from fairseq_inf.memory import (
+    Encounter,
+    Goals,
+    LongTermMemory,
+    ShortTermMemory,
+    State,
+    push,
+    side_by_side,
+)
+
+from .attention import Attention, Place
+
+# B rows, T tokens of the segment, S short-term length, P keys, H heads, d head width, e width
+
+
+@dataclass
+class Segment:
+    """What every layer needs to know of a segment, worked out once."""
+
+    short_term: ShortTermMemory
+    shown: int  # the longest short-term memory of any row
+    lengths: Tensor | None  # B: real tokens, None if there is no padding
+    mask: Tensor | None  # B x T: true for real tokens, None if there is no padding
+    key: Tensor  # B: hash of the stream so far
+    goals: Goals | None  # what is to be learned and logged
+
+
+@dataclass
+class LayerPlan:
+    """The same for all layers whose memories have the same plan."""
+
+    write: Any  # the memory's Plan; None without a memory
+    positions: Any  # of the keys [slots; short-term memory; segment], for the attention
+
+    @property
+    def slots(self) -> int:
+        return 0 if self.write is None else self.write.slots
+
+
+@dataclass
+class LayerExtra:
+    """What is to be learned and logged of a layer's memory."""
+
+    losses: dict[str, Tensor] = field(default_factory=dict)
+    logs: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    seen: Any = None
+
+
+@dataclass
+class LayerCache(State):
+    """What a layer needs to go on from a segment's token to the next."""
+
+    keys: Tensor  # B x H x P x d, for [slots; short-term memory; segment]
+    values: Tensor
+    contents: Any  # of the memory; () without one
 
 
 class DecoderLayer(nn.Module):
-    """(x, recent, memory state) -> (x, recent, memory state), for one segment.
-
-    Attention over [short-term memory; segment], and one of three long-term memories: none
-    (Transformer-XL); a compressive one, whose slots are further keys of the same attention; a
-    continuous one, whose answer to the same queries is added, Z = Z_T + Z_LTM.
-    """
+    """Two passes: `forward` takes a segment, `step` one token, over the same keys and the same
+    contents of the memory."""
 
     def __init__(
         self,
-        dim,
-        ffn_dim,
-        memory,
-        attention,
-        dropout=0.0,
-        activation_dropout=0.0,
-        activation="relu",
-        normalize_before=True,
-    ):
+        dim: int,
+        ffn_dim: int,
+        memory: LongTermMemory | None,
+        attention: Attention,
+        dropout: float = 0.0,
+        activation_dropout: float = 0.0,
+        activation: Callable[[Tensor], Tensor] = torch.relu,
+        normalize_before: bool = True,
+        norm: Callable[[int], nn.Module] = nn.LayerNorm,
+        gated: bool = False,
+    ) -> None:
+        """gated: the feed-forward net is W (f(G y) * V y) without biases, and not W f(V y)."""
         super().__init__()
         # in this order: optimizers number the parameters
         self.attention, self.memory = attention, memory
-        self.attention_norm = LayerNorm(dim)
-        self.inner = nn.Linear(dim, ffn_dim)
-        self.outer = nn.Linear(ffn_dim, dim)
-        self.ffn_norm = LayerNorm(dim)
-        self.activation = utils.get_activation_fn(activation)
-        if activation == "gelu_accurate":  # the same function in one pass
-            self.activation = partial(F.gelu, approximate="tanh")
+        self.attention_norm = norm(dim)
+        self.gate = nn.Linear(dim, ffn_dim, bias=False) if gated else None
+        self.inner = nn.Linear(dim, ffn_dim, bias=not gated)
+        self.outer = nn.Linear(ffn_dim, dim, bias=not gated)
+        self.ffn_norm = norm(dim)
+        self.activation = activation
         self.dropout = nn.Dropout(dropout)
         self.activation_dropout = nn.Dropout(activation_dropout)
         self.normalize_before = normalize_before
-        for linear in (self.inner, self.outer):
-            nn.init.xavier_uniform_(linear.weight)
-            nn.init.zeros_(linear.bias)
+        for linear in (self.gate, self.inner, self.outer):
+            if linear is not None:
+                nn.init.xavier_uniform_(linear.weight)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
 
-    def forward(self, x, recent, memory_state, segment, output=True):
-        """x: B x T x e.  recent: B x W x e.  segment: SegmentPlan, the same for every layer.
-        output: False if only the states are wanted, and then x is None.
-        -> x, recent, memory state, what is to be logged or learned of the memory, by name"""
+    def forward(
+        self,
+        x: Tensor,
+        recent: Tensor,
+        state: State | None,
+        segment: Segment,
+        plan: LayerPlan,
+        output: bool = True,
+    ) -> tuple[Tensor | None, Tensor, State | None, LayerExtra]:
+        """x: B x T x e.  recent: B x W x e.  state: of the memory, None if there is none or it is
+        off.  output: False if only the states are wanted, and then x is None."""
         source = self.source(x)
-        left, short_term = split_recent(recent, segment.stm_length)
-        visible = short_term[:, segment.stm_length - segment.stm_visible :]
-        context = keys = torch.cat([visible, source], dim=1)
-        compressive = memory_state is not None and isinstance(self.memory, CompressiveMemory)
-        if compressive:
-            slots, memory_state, old, new = self.memory(left, memory_state, segment.write)
-            keys = torch.cat([slots, context], dim=1)
-        found = query = None
+        left, short_term = segment.short_term.split(recent)
+        context = torch.cat([short_term[:, short_term.size(1) - segment.shown :], source], dim=1)
+        memory = None if state is None else self.memory
+        trace = seen = None
+        if memory is not None:
+            state, trace = memory.write(left, state, plan.write, self.attention, segment.key)
+        extra = LayerExtra()
+        out = None
         if output:
-            found, query = self.attention(source, keys, segment.distances, segment.hidden)
-        elif memory_state is not None and self.memory.needs_queries:
+            keys = context
+            if memory is not None and plan.slots:
+                slots, _ = memory.slots(state)
+                keys = torch.cat([slots[:, slots.size(1) - plan.slots :], context], dim=1)
             query = self.attention.queries(source)
+            key, value = self.attention.project(keys)
 
-        extra = {}
-        if compressive:
-            if output and self.memory.compression == "conv" and torch.is_grad_enabled():
-                extra["reconstruction"] = self._reconstruction(query, old, new, segment)
-        elif memory_state is not None:
-            remembered, density, memory_state = self.memory(
-                query, left, memory_state, segment.write, segment.mask, segment.key, output
-            )
-            if output:
-                extra["density"] = density
-                extra["share"] = _share(remembered.detach(), found.detach(), segment.mask)
-                found = found + remembered
+            def attend(first: int = 0, drop: bool = True) -> Tensor:
+                return self.attention.attend(query, key, value, plan.positions, first, drop)
 
-        x = self.finish(x, found) if output else None
-        if segment.stm_visible == segment.stm_length and segment.lengths is None:
+            contents = self.contents(memory, state, x.dtype)
+            found, added, seen = self._find(query, attend, memory, plan.slots, contents)
+            if memory is not None and segment.goals is not None:
+                extra = self._learn(memory, query, seen, trace, plan, segment, segment.goals)
+                if added is not None:
+                    extra.logs["ltm_share"] = _share(added, found, segment, segment.goals)
+            extra.seen = seen
+            out = self.finish(x, found if added is None else found + added)
+        elif memory is not None and memory.observes:
+            seen = memory.look(self.attention.queries(source), state)
+        if memory is not None:
+            state = memory.observe(state, seen, segment.mask)
+        if segment.shown == segment.short_term.length and segment.lengths is None:
             recent = context.detach()
         else:
             recent = push(short_term, source.detach(), segment.lengths)
-        return x, recent, memory_state, extra
+        return out, recent, state, extra
 
-    def source(self, x):
+    def open_cache(
+        self, vectors: Tensor, state: State | None, positions: Any, room: int
+    ) -> LayerCache:
+        """vectors: B x S+T x e, [short-term memory; segment].  positions: of a cache, from the
+        host.  room: columns for tokens to come."""
+        memory = None if state is None else self.memory
+        if memory is not None and memory.has_slots:
+            vectors = torch.cat([memory.slots(state)[0], vectors], dim=1)
+        keys, values = self.attention.project(vectors)
+        keys = self.attention.placed(keys, positions)
+        contents = self.contents(memory, state, vectors.dtype)
+        return LayerCache(F.pad(keys, (0, 0, 0, room)), F.pad(values, (0, 0, 0, room)), contents)
+
+    def step(self, x: Tensor, cache: LayerCache, place: Place, table: Any, ltm: bool) -> Tensor:
+        """One token a row, x: B x 1 x e, in the middle of a segment; its key and value go into
+        the cache, in place.  ltm: whether the long-term memory is on."""
+        source = self.source(x)
+        query = self.attention.queries(source)
+        self.attention.keep(source, cache.keys, cache.values, place, table)
+
+        def attend(first: int = 0, drop: bool = True) -> Tensor:
+            return self.attention.attend_token(query, cache.keys, cache.values, place, table, first)
+
+        memory = self.memory if ltm else None
+        slots = 0 if memory is None else memory.num_slots
+        found, added, _ = self._find(query, attend, memory, slots, cache.contents)
+        return self.finish(x, found if added is None else found + added)
+
+    def contents(
+        self, memory: LongTermMemory | None, state: State | None, dtype: torch.dtype
+    ) -> Any:
+        """What reads need of the memory's state; nothing if it is read by its slots."""
+        if memory is None or memory.has_slots:
+            return ()
+        return memory.contents(state, self.attention, dtype)
+
+    def _find(
+        self,
+        query: Tensor,
+        attend: Callable[..., Tensor],
+        memory: LongTermMemory | None,
+        slots: int,
+        contents: Any,
+    ) -> tuple[Tensor, Tensor | None, Any]:
+        """Z = W^O A + W^M D, of a segment or a token.  -> W^O A, W^M D (None if it is in the
+        first), what the memory has seen.  All B x T x e."""
+        project = self.attention.output
+        if memory is None:
+            return project(side_by_side(attend())), None, None
+        if not memory.has_slots:
+            own = attend()
+            change, seen = memory.read(query, own, contents)
+            if memory.output is None:
+                return project(side_by_side(own + change)), None, seen
+            return project(side_by_side(own)), memory.output(side_by_side(change)), seen
+        if memory.output is None:
+            return project(side_by_side(attend())), None, None
+        own = attend(slots)
+        # dropout is no difference that slots make
+        plain = attend(slots, False) if self.training and self.attention.dropout else own
+        change = (attend(0, False) if slots else plain) - plain
+        return project(side_by_side(own)), memory.output(side_by_side(change)), None
+
+    def _learn(
+        self,
+        memory: LongTermMemory,
+        query: Tensor,
+        seen: Any,
+        trace: Any,
+        plan: LayerPlan,
+        segment: Segment,
+        goals: Goals,
+    ) -> LayerExtra:
+        real = torch.ones_like(goals.counted) if segment.mask is None else segment.mask
+        met = Encounter(
+            query=query,
+            seen=seen,
+            trace=trace,
+            plan=plan.write,
+            real=real,
+            counted=goals.counted & real & plan.write.filled[:, None],
+            settings=goals.settings,
+            attention=self.attention,
+        )
+        with torch.no_grad():
+            logs = memory.logs(met)
+        return LayerExtra(memory.losses(met), logs)
+
+    def source(self, x: Tensor) -> Tensor:
         """The vectors that queries, keys and values are made from."""
         return self.attention_norm(x) if self.normalize_before else x
 
-    def finish(self, x, found):
+    def finish(self, x: Tensor, found: Tensor) -> Tensor:
         """What follows the attention."""
         x = self._residual(x, found, self.attention_norm)
         y = self.ffn_norm(x) if self.normalize_before else x
-        y = self.outer(self.activation_dropout(self.activation(self.inner(y))))
-        return self._residual(x, y, self.ffn_norm)
+        if self.gate is None:
+            y = self.activation(self.inner(y))
+        else:
+            y = self.activation(self.gate(y)) * self.inner(y)
+        return self._residual(x, self.outer(self.activation_dropout(y)), self.ffn_norm)
 
-    def _reconstruction(self, query, old, new, segment):
-        """How far from what the queries find in the old vectors is what they find in the slots
-        made of them: mean square over the width, summed over the real tokens.  Only the
-        compression gets a gradient."""
-        # it takes part in every step, or data-parallel training waits for its gradient
-        unused = 0 * sum(p.flatten()[0] for p in self.memory.parameters())
-        plan = segment.write
-        if plan.most == 0:
-            return query.new_zeros(()) + unused
-        groups = plan.groups.clamp(min=1)[:, None]  # a row without any is left out below
-        place = torch.arange(old.size(1), device=old.device)
-        with torch.no_grad():
-            target = self.attention.by_content(query, old, place < groups * self.memory.rate)
-        found = self.attention.by_content(query, new, place[: plan.most] < groups)
-        error = (found - target).float().square().mean(dim=-1)  # B x T
-        counted = (plan.groups > 0)[:, None]
-        if segment.mask is not None:
-            counted = counted & segment.mask
-        return (error * counted).sum() + unused
-
-    def _residual(self, x, update, norm):
+    def _residual(self, x: Tensor, update: Tensor, norm: nn.Module) -> Tensor:
         x = x + self.dropout(update)
         return x if self.normalize_before else norm(x)
 
 
-def _share(memory, attention, mask):
-    """|Z_LTM| / (|Z_LTM| + |Z_T|), with the norms over all real tokens of the segment."""
-    if mask is not None:
-        memory, attention = memory * mask[..., None], attention * mask[..., None]
+@torch.no_grad()
+def _share(
+    memory: Tensor, attention: Tensor, segment: Segment, goals: Goals
+) -> tuple[Tensor, Tensor]:
+    """|W^M D| / (|W^M D| + |W^O A|), with the norms over all real tokens of the segment; it counts
+    as often as there are targets."""
+    if segment.mask is not None:
+        memory, attention = (x * segment.mask[..., None] for x in (memory, attention))
     exact = torch.promote_types(memory.dtype, torch.float)
-    memory = torch.linalg.vector_norm(memory, dtype=exact)
-    attention = torch.linalg.vector_norm(attention, dtype=exact)
-    return memory / (memory + attention).clamp(min=1e-20)
+    size = torch.linalg.vector_norm(memory, dtype=exact)
+    share = size / (size + torch.linalg.vector_norm(attention, dtype=exact)).clamp(min=1e-20)
+    counted = goals.counted.sum()
+    return share * counted, counted

@@ -22,7 +22,7 @@ from fairseq_inf.data import (
     check_words,
     without_end,
 )
-from fairseq_inf.models.generation import PromptModel
+from fairseq_inf.models.prompt_model import PromptModel
 
 from .recovery import allow_broadcast, is_whole, mend, resume_path, task_state
 

@@ -1,0 +1,126 @@
+"""GPT-2 (Radford et al., 2019) as the host of a memory."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from fairseq.dataclass import FairseqDataclass
+from fairseq.modules import LayerNorm
+from torch import Tensor, nn
+
+from fairseq_inf.models.decoder import MemoryDecoder
+from fairseq_inf.models.flags import refuse, setting
+from fairseq_inf.modules import DecoderLayer, GPT2Attention, slot_bias
+
+from .transformer_xl import activation
+
+
+@dataclass
+class GPT2HostConfig(FairseqDataclass):
+    decoder_positions: int = setting(1024, "learned positions of a segment, for GPT-2")
+
+
+class GPT2Decoder(MemoryDecoder):
+    """Learned positions, counted from the beginning of each segment; no short-term memory."""
+
+    Config = GPT2HostConfig
+    pretrained = True
+    architectures = {
+        size: {
+            "decoder_layers": layers,
+            "decoder_embed_dim": width,
+            "decoder_ffn_embed_dim": 4 * width,
+            "decoder_attention_heads": heads,
+            "activation_fn": "gelu_accurate",
+            "attention_dropout": 0.1,
+            "stm_length": 0,
+        }
+        for size, (layers, width, heads) in {
+            "gpt2": (12, 768, 12),
+            "gpt2_medium": (24, 1024, 16),
+            "gpt2_large": (36, 1280, 20),
+            "gpt2_xl": (48, 1600, 25),
+        }.items()
+    }
+
+    @classmethod
+    def refuse(cls, cfg: Any) -> None:
+        refuse(
+            cfg,
+            "GPT-2",
+            "decoder_post_norm",
+            "untie_embeddings",
+            "adaptive_input",
+            "adaptive_softmax_cutoff",
+        )
+        if cfg.stm_length:
+            raise ValueError(
+                f"--stm-length must be 0 for GPT-2, got {cfg.stm_length}: its positions begin anew "
+                "with each segment, so that the last one's keys do not fit"
+            )
+
+    def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, build_memory: Any):
+        super().__init__(cfg, dictionary, embed_tokens, build_memory)
+        self.norm = LayerNorm(self.dim)
+        self.output_projection = nn.Linear(self.dim, len(dictionary), bias=False)
+        self.output_projection.weight = embed_tokens.weight
+        self.embed_positions = nn.Embedding(cfg.decoder_positions, self.dim)
+        # -inf for words of the dictionary that a pretrained GPT-2 does not have
+        self.register_buffer("absent", torch.zeros(len(dictionary)))
+        hosts = [self.embed_tokens, self.embed_positions]
+        for layer in self.layers:
+            attention = layer.attention
+            hosts += [attention.query, attention.key_value, attention.output]
+            hosts += [layer.inner, layer.outer]
+        for module in hosts:
+            nn.init.normal_(module.weight, std=0.02)
+            if getattr(module, "bias", None) is not None:
+                nn.init.zeros_(module.bias)
+        nn.init.zeros_(self.embed_tokens.weight[dictionary.pad()])
+        self.start_silent()
+        for layer in self.layers:
+            for module in (layer.attention.output, layer.outer):
+                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * len(self.layers)))
+
+    def build_layer(self, cfg: Any, memory: Any) -> DecoderLayer:
+        return DecoderLayer(
+            self.dim,
+            cfg.decoder_ffn_embed_dim,
+            memory,
+            GPT2Attention(self.dim, cfg.decoder_attention_heads, cfg.attention_dropout),
+            dropout=cfg.dropout,
+            activation_dropout=cfg.activation_dropout,
+            activation=activation(cfg.activation_fn),
+            norm=LayerNorm,
+        )
+
+    def check_length(self, length: int) -> None:
+        most = self.embed_positions.num_embeddings
+        if length > most:
+            raise ValueError(
+                f"a segment of {length} tokens is longer than the {most} positions of this GPT-2: "
+                "lower --tokens-per-sample"
+            )
+
+    def check_tokens(self, tokens: Tensor) -> None:
+        alien = (self.absent[tokens] != 0) & (tokens != self.dictionary.pad())
+        if alien.any():
+            word = self.dictionary[int(tokens[alien][0])]
+            raise ValueError(
+                f"the text has {word}, which is not a token of this GPT-2: encode it with "
+                "GPT-2's byte pair encoding (prepare_documents.py --bpe gpt2)"
+            )
+
+    def embed(self, tokens: Tensor, place: Tensor) -> Tensor:
+        return self.dropout(self.embed_tokens(tokens) + self.embed_positions(place))
+
+    def head(self, x: Tensor) -> Tensor:
+        return F.linear(self.norm(x), self.output_projection.weight, self.absent)
+
+    def positions(self, slots: int, shown: int, queries: int, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def slot_bias(self, slots: int, like: Tensor) -> Tensor:
+        return slot_bias(self.layers[0].attention.num_heads, slots, like)
