@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from fairseq.models import MODEL_REGISTRY
+from fairseq.models import ARCH_MODEL_REGISTRY
 
 import fairseq_inf.models  # noqa: F401  (registers them)
 
@@ -96,7 +96,7 @@ def checkpoint_settings(checkpoint):
     task = state["cfg"]["task"]
     names = ("tokens_per_sample", "stream_layout", "document_separator")
     settings = {name: str(task[name]) for name in names}
-    settings["has_memory"] = MODEL_REGISTRY[state["cfg"]["model"]["_name"]].has_memory
+    settings["has_memory"] = ARCH_MODEL_REGISTRY[state["cfg"]["model"]["_name"]].has_memory
     settings["has_past"] = settings["has_memory"] or state["cfg"]["model"]["stm_length"] > 0
     return settings
 
