@@ -33,11 +33,14 @@ def write(memory, x, old, at=None, longest=None):
     t = torch.arange(1, len(x) + 1, dtype=x.dtype) / len(x)
     if old is None:
         return fit(x, t, centers, widths, memory.ridge)
-    even = torch.arange(1, memory.samples + 1, dtype=x.dtype) / memory.samples
+    even, tau = (
+        torch.arange(1, memory.samples + 1, dtype=x.dtype) / memory.samples,
+        memory.schedule.tau,
+    )
     past = torch.stack([old.T @ psi(p, centers, widths) for p in (even if at is None else at)])
     if at is not None:
         past = torch.stack([v * min(1, float(longest / v.norm())) for v in past])
-    places = torch.cat([memory.tau * even, memory.tau + (1 - memory.tau) * t])
+    places = torch.cat([tau * even, tau + (1 - tau) * t])
     return fit(torch.cat([past, x]), places, centers, widths, memory.ridge)
 
 

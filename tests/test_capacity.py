@@ -7,8 +7,7 @@ import torch
 
 from fairseq_inf.analysis import capacity
 from fairseq_inf.analysis.capacity import ages, retention, schedule_operators
-from fairseq_inf.memory import GaussianBasis
-from fairseq_inf.memory.continuous import update_operators
+from fairseq_inf.memory import GaussianBasis, ridge_operator
 from fairseq_inf.memory.schedule import STEPS, Constant, Logarithmic, Uniform, write_operators
 
 SCHEDULES = [Constant(0.75), Uniform(), Uniform(0.8), Logarithmic(5, 60)]
@@ -22,12 +21,16 @@ def auto(schedule, num_basis=64):
 @pytest.mark.parametrize("held", [0, 5])
 def test_the_constant_schedule_is_the_papers_write(held):
     schedule, basis = Constant(0.7), GaussianBasis(10, [0.05, 0.2])
-    found = write_operators(basis, schedule.places(schedule.step(held, 6), 6, 12), 0.5)
-    expected = update_operators(
-        10, (0.05, 0.2), 0.7, 12, 0.5, 6, not held, torch.float64, torch.device("cpu")
-    )
-    for own, other in zip(found, expected, strict=True):
-        assert own is other is None or torch.allclose(own, other, rtol=1e-12)
+    carry, past, fit = write_operators(basis, schedule.places(schedule.step(held, 6), 6, 12), 0.5)
+    new = torch.arange(1, 7, dtype=torch.float64) / 6
+    if not held:
+        assert carry is past is None
+        assert torch.allclose(fit, ridge_operator(basis, new, 0.5).T, rtol=1e-12)
+        return
+    even = torch.arange(1, 13, dtype=torch.float64) / 12
+    g = ridge_operator(basis, torch.cat([0.7 * even, 0.7 + 0.3 * new]), 0.5).T
+    assert torch.allclose(torch.cat([past, fit], dim=1), g, rtol=1e-12)
+    assert torch.allclose(carry, g[:, :12] @ basis.evaluate(even), rtol=1e-12)
 
 
 def test_in_a_uniform_memory_every_vector_has_the_same_room():

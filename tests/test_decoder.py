@@ -451,13 +451,10 @@ def test_every_parameter_has_a_gradient_in_every_step(name):
         assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
 
-def test_auto_widths_are_tied_to_the_number_of_functions():
+def test_auto_is_one_width_as_wide_as_the_functions_are_apart():
     memory = make_model(ltm_basis=16, ltm_widths="auto").decoder.layers[0].memory
-    assert memory.basis.distinct_widths == (2 / 16, 8 / 16)
-    # the narrow ones are as wide as their centres are apart, but for the two ends
-    assert memory.basis.centers[1] - memory.basis.centers[0] == pytest.approx(2 / 16, rel=0.15)
-    with pytest.raises(ValueError, match="--ltm-basis 15 cannot be shared evenly by 2 widths"):
-        make_model(ltm_basis=15, ltm_widths="auto")
+    assert memory.basis.distinct_widths == (1 / 16,)
+    assert memory.basis.centers[1] - memory.basis.centers[0] == pytest.approx(1 / 15)
 
 
 def test_the_regression_error_is_that_of_every_vector_at_its_place():
