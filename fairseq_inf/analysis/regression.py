@@ -1,12 +1,16 @@
 """How much of what was stored comes back from the signal."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from fairseq_inf.memory import ContinuousMemory
 
 
 @torch.no_grad()
-def regression_error(decoder, tokens, length):
+def regression_error(decoder: Any, tokens: Tensor, length: int) -> list[float]:
     """|X^ - X| / |X| over all vectors that the continuous memories hold after reading the tokens.
 
     tokens: B x n, read as segments of `length`.  X are the vectors as they were stored, after the
@@ -18,11 +22,11 @@ def regression_error(decoder, tokens, length):
         raise ValueError(
             "only in a continuous memory that is not sticky can be told where a vector is"
         )
-    stored = [[] for _ in memories]
+    stored: list[list[Tensor]] = [[] for _ in memories]
     places = [torch.zeros(0, dtype=torch.float64) for _ in memories]
 
-    def follow(number):
-        def hook(memory, args):
+    def follow(number: int) -> Callable[[Any, Any], None]:
+        def hook(memory: Any, args: Any) -> None:
             _, vectors, state, plan, *_ = args
             (_, count, first) = plan.groups[0]
             if count == 0:
