@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ SEPARATOR = "<sep>"
 SUMMARY = "sorting.json"  # of a data-bin: what it was made with
 
 
-def draw(rng, vocabulary, length):
+def draw(rng: np.random.Generator, vocabulary: int, length: int) -> np.ndarray:
     """-> the tokens of one sequence, integers below `vocabulary`: T"""
     p0, p1 = rng.integers(1, 10, size=(2, vocabulary))
     alpha = np.arange(length) / max(length - 1, 1)
@@ -37,7 +38,7 @@ def draw(rng, vocabulary, length):
     return np.where(late, drawn[1], drawn[0])
 
 
-def sort(tokens, vocabulary):
+def sort(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
     """-> the V tokens by falling frequency, ties by first appearance, absent ones at last"""
     counts = np.bincount(tokens, minlength=vocabulary)
     first = np.arange(len(tokens), len(tokens) + vocabulary)  # absent: in numeric order
@@ -45,12 +46,14 @@ def sort(tokens, vocabulary):
     return np.lexsort((first, -counts))
 
 
-def chance_accuracy(vocabulary):
+def chance_accuracy(vocabulary: int) -> float:
     """Share of the target tokens that a guess among those not named yet gets right."""
     return sum(1 / left for left in range(1, vocabulary + 1)) / vocabulary
 
 
-def oracle_accuracy(sequences, vocabulary, window=None):
+def oracle_accuracy(
+    sequences: Iterable[np.ndarray], vocabulary: int, window: int | None = None
+) -> float:
     """Share of the target tokens that a counter gets right, which is told the right ones before.
 
     It counts all tokens, or the last `window` of them; between tokens that it has counted equally
@@ -70,7 +73,7 @@ def oracle_accuracy(sequences, vocabulary, window=None):
     return right / total
 
 
-def kendall_tau(order, found):
+def kendall_tau(order: Sequence[int], found: Sequence[int]) -> float:
     """Pairs of `order` that stand in the same order in `found`, less those in the other one, by
     all pairs.  A token's place in `found` is its first; those that are missing share the last."""
     place = {token: i for i, token in reversed(list(enumerate(found)))}
@@ -79,7 +82,7 @@ def kendall_tau(order, found):
     return float(agree.mean()) if len(agree) else 1.0
 
 
-def dictionary(vocabulary):
+def dictionary(vocabulary: int) -> Dictionary:
     words = Dictionary()
     for token in range(vocabulary):
         words.add_symbol(str(token))
@@ -87,7 +90,9 @@ def dictionary(vocabulary):
     return words
 
 
-def binarize(folder, split, sequences, vocabulary, words):
+def binarize(
+    folder: str, split: str, sequences: Iterable[np.ndarray], vocabulary: int, words: Dictionary
+) -> None:
     """Write one split as fairseq-preprocess would write its lines."""
     prefix = os.path.join(folder, split)
     index = np.array([words.index(str(token)) for token in range(vocabulary)])
@@ -99,7 +104,7 @@ def binarize(folder, split, sequences, vocabulary, words):
     builder.finalize(f"{prefix}.idx")
 
 
-def make(folder, length, vocabulary, sizes, seed):
+def make(folder: str, length: int, vocabulary: int, sizes: Sequence[int], seed: int) -> None:
     """Write dict.txt and the three splits into a folder."""
     words = dictionary(vocabulary)
     words.save(os.path.join(folder, "dict.txt"))
@@ -112,7 +117,7 @@ def make(folder, length, vocabulary, sizes, seed):
         binarize(folder, split, sequences, vocabulary, words)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description="Make the data of the sorting task.")
     parser.add_argument("folder", help="folder to make, with dict.txt, train, valid and test")
     parser.add_argument("--length", type=int, default=4000, help="tokens to sort, T")

@@ -110,7 +110,7 @@ class GPT2Decoder(MemoryDecoder):
             word = self.dictionary[int(tokens[alien][0])]
             raise ValueError(
                 f"the text has {word}, which is not a token of this GPT-2: encode it with "
-                "GPT-2's byte pair encoding (prepare_documents.py --bpe gpt2)"
+                "GPT-2's byte pair encoding (fairseq-inf-prepare --bpe gpt2)"
             )
 
     def embed(self, tokens: Tensor, place: Tensor) -> Tensor:
