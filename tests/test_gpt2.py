@@ -18,8 +18,9 @@ from conftest import ROOT, TASK, TRAIN, evaluate, fairseq, load, result, tool
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from safetensors.torch import load_file, save_file
-from test_decoder import GPT2, assert_equal, make_model, stream, text
+from test_decoder import assert_equal
 from transformers import GPT2Config, GPT2LMHeadModel
+from zoo import make_model, stream, text
 
 from fairseq_inf import pretrained
 from fairseq_inf.commands import import_model
@@ -134,14 +135,14 @@ def opened(folder):
 @pytest.mark.parametrize("name", ["transformer_xl", "compressive_transformer"])
 @pytest.mark.parametrize("segment", [5, 7])
 def test_gpt2_equals_a_naive_one_with_its_gradients(name, segment):
-    decoder = make_model(name, **GPT2).double().decoder
+    decoder = make_model(name, host="gpt2").double().decoder
     assert_equal(naive.gpt2, decoder, text(1, 33), segment)
 
 
 @pytest.mark.parametrize("name", ["infinite_former", "compressive_transformer"])
 def test_a_new_memory_adds_exactly_nothing(name):
-    decoder = make_model(name, sharp=False, **GPT2).decoder
-    alone = make_model("transformer_xl", sharp=False, **GPT2).decoder
+    decoder = make_model(name, sharp=False, host="gpt2").decoder
+    alone = make_model("transformer_xl", sharp=False, host="gpt2").decoder
     alone.load_state_dict({k: decoder.state_dict()[k] for k in alone.state_dict()})
     tokens = text(3, 40)
     assert torch.equal(stream(decoder, tokens, 9)[0], stream(alone, tokens, 9)[0])
@@ -155,7 +156,7 @@ def test_a_new_memory_adds_exactly_nothing(name):
 
 
 def test_reads_of_a_new_memory_begin_at_the_newest_part_and_widen_by_layer():
-    decoder = make_model("infinite_former", sharp=False, decoder_layers=3, **GPT2).decoder
+    decoder = make_model("infinite_former", sharp=False, decoder_layers=3, host="gpt2").decoder
     state = decoder.initial_state(3)
     for part in text(3, 40).split(10, dim=1):
         _, state, extra = decoder(part, state)
@@ -166,7 +167,7 @@ def test_reads_of_a_new_memory_begin_at_the_newest_part_and_widen_by_layer():
 
 
 def test_a_row_of_a_padded_batch_equals_itself_alone():
-    decoder = make_model("compressive_transformer", **GPT2).double().decoder
+    decoder = make_model("compressive_transformer", host="gpt2").double().decoder
     tokens, lengths = text(3, 12), torch.tensor([12, 7, 1])
     both, after, _ = decoder(tokens, decoder.initial_state(3), lengths)
     again, _, _ = decoder(text(3, 9, seed=8), after)
@@ -211,7 +212,7 @@ def test_logits_equal_those_of_hugging_face_after_import(shape, tmp_path):
 
 def test_the_same_weights_give_the_same_logits_before_any_import():
     theirs = hugging_face()
-    decoder = make_model("transformer_xl", **GPT2).decoder
+    decoder = make_model("transformer_xl", host="gpt2").decoder
     ids = torch.arange(len(decoder.dictionary))
     config = {**theirs.config.to_dict(), "vocab_size": len(ids), "n_inner": 64}
     tensors = theirs.state_dict()
