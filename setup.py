@@ -22,7 +22,12 @@ setup(
         "tqdm",
         "matplotlib",
     ],
-    entry_points={"console_scripts": ["fairseq-inf-read = fairseq_inf.read:main"]},
+    entry_points={
+        "console_scripts": [
+            "fairseq-inf-capacity = fairseq_inf.analysis.capacity:main",
+            "fairseq-inf-read = fairseq_inf.read:main",
+        ]
+    },
     extras_require={
         "gpt2": [TRANSFORMERS],
         "test": ["pytest", "pytest-xdist", "ruff", TRANSFORMERS],
