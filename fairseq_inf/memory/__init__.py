@@ -6,6 +6,7 @@ from .continuous import ContinuousMemory, ContinuousState, plan_write
 from .contract import Encounter, Goals, LongTermMemory, Plan, as_heads, side_by_side, take_part
 from .density import GaussianDensity
 from .errors import SettingError
+from .infini import InfiniMemory, InfiniState
 from .sampling import mix
 from .short_term import ShortTermMemory, push
 from .state import State, load_state, save_state
@@ -19,6 +20,8 @@ __all__ = [
     "GaussianBasis",
     "GaussianDensity",
     "Goals",
+    "InfiniMemory",
+    "InfiniState",
     "LongTermMemory",
     "Plan",
     "SettingError",
