@@ -39,6 +39,7 @@ GPT2 = {
     "activation_fn": "gelu_accurate",
     "stm_length": 0,
 }
+LLAMA = {"decoder_host": "llama", "decoder_key_heads": 1}
 
 
 def make_model(name="infinite_former", words=None, sharp=True, **kwargs):
@@ -59,7 +60,7 @@ def make_model(name="infinite_former", words=None, sharp=True, **kwargs):
     cfg.seed = 1
     model = model.build_model(cfg, SimpleNamespace(source_dictionary=dictionary))
     with torch.no_grad():  # weights that make the memory matter
-        if cfg.decoder_host == "gpt2" and sharp:
+        if model.decoder.pretrained and sharp:
             for x in model.parameters():
                 torch.nn.init.normal_(x, std=0.3)
         for layer in model.decoder.layers:

@@ -10,7 +10,7 @@ import sentencepiece
 import torch
 from conftest import BASELINES, TASK, evaluate, fairseq, load, result, tool, train
 from test_decoder import GPT2 as GPT2_HOST
-from test_decoder import MODELS, make_model, text
+from test_decoder import LLAMA, MODELS, make_model, text
 
 from fairseq_inf.data.encoding import GPT2, SentencePiece
 from fairseq_inf.models import InfiniteFormerLM
@@ -47,24 +47,23 @@ def ragged(texts, sizes):
     return tokens, torch.tensor(sizes)
 
 
-def settings(kind):
-    return {
-        "plain": {},
-        "post norm": {"decoder_post_norm": True},
-        "no short-term memory": {"stm_length": 0},
-        "memory off": {"ltm_enabled": False},
-        "gpt2": GPT2_HOST,
-        "adaptive": {
-            "adaptive_input": True,
-            "adaptive_input_cutoff": "10,20",
-            "adaptive_softmax_cutoff": "10,20",
-        },
-    }[kind]
+KINDS = {
+    "plain": {},
+    "post norm": {"decoder_post_norm": True},
+    "no short-term memory": {"stm_length": 0},
+    "memory off": {"ltm_enabled": False},
+    "gpt2": GPT2_HOST,
+    "llama": LLAMA,
+    "llama alone with its segment": {**LLAMA, "stm_length": 0},
+    "adaptive": {
+        "adaptive_input": True,
+        "adaptive_input_cutoff": "10,20",
+        "adaptive_softmax_cutoff": "10,20",
+    },
+}
 
 
-@pytest.mark.parametrize(
-    "kind", ["plain", "post norm", "no short-term memory", "memory off", "gpt2", "adaptive"]
-)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_one_by_one_have_the_probabilities_of_one_pass(name, dtype, kind):
@@ -72,7 +71,7 @@ def test_tokens_one_by_one_have_the_probabilities_of_one_pass(name, dtype, kind)
     double precision also with weights that magnify every difference in the memory."""
     sharp = dtype == torch.float64
     atol = 1e-9 if sharp and kind != "adaptive" else 1e-5
-    decoder = make_model(name, sharp=sharp, **settings(kind)).to(dtype).decoder
+    decoder = make_model(name, sharp=sharp, **KINDS[kind]).to(dtype).decoder
     texts = [text(1, size + 30, seed=size)[0] for size in PROMPTS]
     expected = [evaluation(decoder, whole) for whole in texts]
     tokens, lengths = ragged(texts, PROMPTS)
