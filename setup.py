@@ -1,15 +1,25 @@
+import re
+from pathlib import Path
+
 from setuptools import find_packages, setup
 
-# 5 imports torchaudio, which fairseq-fixed brings, and which needs CUDA
-TRANSFORMERS = "transformers>=4.40,<5"
+PACKAGE = Path(__file__).parent / "fairseq_inf"
+EXTRAS = {
+    "figures": ["matplotlib"],
+    "tensorboard": ["tensorboardX"],
+    # transformers 5 imports torchaudio, which fairseq-fixed brings, and which needs CUDA
+    "pretrained": ["transformers>=4.40,<5"],
+}
+TESTS = ["pytest", "pytest-xdist", "ruff", "mypy"]
 
 setup(
     name="fairseq_inf",
-    version="0.3.0",
+    version=re.search('__version__ = "(.+)"', (PACKAGE / "__init__.py").read_text("utf-8"))[1],
     description="The ∞-former, a transformer with an unbounded memory, as a fairseq plugin",
     license="MIT",
     python_requires=">=3.10",
     packages=find_packages(include=["fairseq_inf", "fairseq_inf.*"]),
+    package_data={"fairseq_inf": ["py.typed"]},
     install_requires=[
         "torch>=2.1",
         "numpy",
@@ -17,14 +27,15 @@ setup(
         "fairseq-fixed==0.12.3.1; python_version >= '3.11'",
         "safetensors",
         "sentencepiece",
-        "sacrebleu",
-        "tensorboardX",
         "tqdm",
-        "matplotlib",
     ],
-    entry_points={"console_scripts": ["fairseq-inf-read = fairseq_inf.read:main"]},
-    extras_require={
-        "gpt2": [TRANSFORMERS],
-        "test": ["pytest", "pytest-xdist", "ruff", TRANSFORMERS],
+    entry_points={
+        "console_scripts": [
+            "fairseq-inf-capacity = fairseq_inf.analysis.capacity:main",
+            "fairseq-inf-import = fairseq_inf.commands.import_model:main",
+            "fairseq-inf-prepare = fairseq_inf.commands.prepare:main",
+            "fairseq-inf-read = fairseq_inf.commands.read:main",
+        ]
     },
+    extras_require={**EXTRAS, "test": [*TESTS, *sum(EXTRAS.values(), [])]},
 )

@@ -2,13 +2,15 @@
 
 import copy
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO, Any
 
 import torch
 from fairseq import hub_utils
 from fairseq.data import encoders
 from omegaconf import open_dict
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from fairseq_inf.data import check_words, load_encoding
@@ -24,15 +26,15 @@ CHUNK = 1 << 18  # characters that are encoded at a time
 class Memory:
     """What a model remembers of a text."""
 
-    def __init__(self, reading, fingerprint):
+    def __init__(self, reading: Any, fingerprint: str) -> None:
         self.reading, self.fingerprint = reading, fingerprint
 
     @property
-    def tokens(self):
+    def tokens(self) -> int:
         """How many tokens it was made from."""
         return int(self.reading.memory.position + self.reading.count) - 1  # but for eos
 
-    def save(self, path):
+    def save(self, path: str | Path) -> None:
         """Write it to a file, for the model that made it; never leaves half a file."""
         save_state(self.reading, str(path), self.fingerprint)
 
@@ -40,7 +42,7 @@ class Memory:
 class MemoryHub(nn.Module):
     """One model, with its memory as a value that goes in and out."""
 
-    def __init__(self, cfg, task, model):
+    def __init__(self, cfg: Any, task: Any, model: MemoryLM) -> None:
         super().__init__()
         self.cfg, self.task, self.model = cfg, task, model
         self.model.eval()
@@ -51,10 +53,12 @@ class MemoryHub(nn.Module):
         self.fingerprint = f"{model.fingerprint()} {self.length}"
 
     @property
-    def device(self):
+    def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def read(self, text, memory=None, progress=False):
+    def read(
+        self, text: str | Path | IO[str], memory: Memory | None = None, progress: bool = False
+    ) -> Memory:
         """text: a string, or a pathlib.Path or open file to read in parts.  memory: to go on from.
         -> Memory"""
         reading = self._reading(memory)
@@ -72,12 +76,12 @@ class MemoryHub(nn.Module):
         self._check(total, unknown, "the text" if isinstance(text, str) else _name(text))
         return Memory(reading, self.fingerprint)
 
-    def load_memory(self, path):
+    def load_memory(self, path: str | Path) -> Memory:
         """-> Memory, from a file that `save` wrote with this very model"""
         state = load_state(str(path), self._new_reading(), self.fingerprint)
         return Memory(state.to(self.device), self.fingerprint)
 
-    def score(self, text, memory=None):
+    def score(self, text: str, memory: Memory | None = None) -> dict[str, Tensor]:
         """-> {"tokens", "positional_scores": natural logarithm of each one's probability after
         the memory and those before it, "score": their mean}"""
         tokens = self.tokens_of(text)
@@ -85,7 +89,14 @@ class MemoryHub(nn.Module):
         _, scores = self._read(self._reading(memory), tokens, score=True)
         return {"tokens": tokens, "positional_scores": scores[0], "score": scores[0].mean()}
 
-    def generate(self, prompt, memory=None, max_tokens=100, beam=1, **settings):
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        memory: Memory | None = None,
+        max_tokens: int = 100,
+        beam: int = 1,
+        **settings: Any,
+    ) -> str | list[str]:
         """The model's continuation of a prompt (or of each of a list), after the memory.  The
         prompt may be empty if there is a memory.
 
@@ -118,7 +129,7 @@ class MemoryHub(nn.Module):
         out = [self.text_of(best["tokens"]) for best, *_ in hypotheses]
         return out[0] if isinstance(prompt, str) else out
 
-    def tokens_of(self, text):
+    def tokens_of(self, text: str) -> Tensor:
         """The numbers of a text's tokens, encoded as the data was.  A line break is part of the
         encoding if the data came from whole documents, and eos otherwise."""
         if self.encoding is not None:
@@ -133,12 +144,12 @@ class MemoryHub(nn.Module):
         ]
         return torch.cat(encoded)
 
-    def _split(self, line):
+    def _split(self, line: str) -> str:
         for step in (self.tokenizer, self.bpe):
             line = line if step is None else step.encode(line)
         return line
 
-    def text_of(self, tokens):
+    def text_of(self, tokens: Tensor) -> str:
         if self.encoding is not None:
             special = {self.dictionary.eos(), self.dictionary.pad(), self.dictionary.bos()}
             words = [self.dictionary[i] for i in tokens.tolist() if i not in special]
@@ -148,7 +159,7 @@ class MemoryHub(nn.Module):
             line = line if step is None else step.decode(line)
         return line
 
-    def _parts(self, text):
+    def _parts(self, text: str | Path | IO[str]) -> tuple[int | None, Iterator[tuple[str, int]]]:
         """-> size in bytes or None, and an iterator of (part of the text, its bytes)"""
         if isinstance(text, str):
             size = len(text.encode())
@@ -160,8 +171,8 @@ class MemoryHub(nn.Module):
         file = text.open(encoding="utf-8", newline="")
         return text.stat().st_size, self._file_parts(file, _name(text))
 
-    def _file_parts(self, file, name):
-        rest = []  # what has been read since the last border
+    def _file_parts(self, file: IO[str], name: str) -> Iterator[tuple[str, int]]:
+        rest: list[str] = []  # what has been read since the last border
         try:
             while chunk := file.read(CHUNK):
                 if not isinstance(chunk, str):
@@ -185,16 +196,16 @@ class MemoryHub(nn.Module):
         if part:
             yield part, len(part.encode())
 
-    def _unknown(self, tokens):
+    def _unknown(self, tokens: Tensor) -> int:
         return int((tokens == self.dictionary.unk()).sum())
 
-    def _check(self, total, unknown, name):
+    def _check(self, total: int, unknown: int, name: str) -> None:
         check_words(total, unknown, name, "use the data that the model was trained on")
 
-    def _new_reading(self):
+    def _new_reading(self) -> Any:
         return new_reading(self.model.decoder, 1, self.length)
 
-    def _reading(self, memory):
+    def _reading(self, memory: Memory | None) -> Any:
         if memory is None:
             return self._new_reading()
         if not isinstance(memory, Memory):
@@ -203,17 +214,17 @@ class MemoryHub(nn.Module):
             raise ValueError("this memory is another model's: read the text with this one")
         return memory.reading
 
-    def _read(self, reading, tokens, **kwargs):
+    def _read(self, reading: Any, tokens: Tensor, **kwargs: Any) -> Any:
         tokens = tokens.to(self.device)[None]
         lengths = torch.tensor([tokens.size(1)], device=self.device)
         return read(self.model.decoder, reading, tokens, lengths, **kwargs)
 
 
-def _name(file):
+def _name(file: Path | IO[str]) -> str:
     return str(file) if isinstance(file, Path) else getattr(file, "name", "the file")
 
 
-def from_pretrained(folder, checkpoint, data, **settings):
+def from_pretrained(folder: str, checkpoint: str, data: str, **settings: Any) -> MemoryHub:
     """folder: with the checkpoint in it.  data: the data-bin, for its dictionary and encoding, in
     that folder or anywhere else."""
     if not os.path.isdir(folder):

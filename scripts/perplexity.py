@@ -3,7 +3,7 @@
     python scripts/perplexity.py data-bin/gpt2-pg19 --path checkpoints/mine/checkpoint_best.pt
 
 By word: exp(-(sum of the log-probabilities of all tokens of the split) / words), where the words
-are those of the raw text between white space, as prepare_documents.py has counted them.  The sum
+are those of the raw text between white space, as fairseq-inf-prepare has counted them.  The sum
 does not depend on how a text is cut into tokens, so that models with different encodings can be
 compared; perplexities by token cannot.
 """
@@ -18,7 +18,7 @@ from runs import evaluate, threads_each
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", type=Path, help="data-bin of scripts/prepare_documents.py")
+    parser.add_argument("data", type=Path, help="data-bin of fairseq-inf-prepare")
     parser.add_argument("--path", type=Path, required=True, help="checkpoint")
     parser.add_argument("--split", default="test")
     parser.add_argument("--batch-size", type=int, default=1, help="streams side by side")
@@ -36,7 +36,7 @@ def main():
     if not (args.data / "documents.json").is_file():
         parser.error(
             f"{args.data} has no documents.json, which says how many words it has: "
-            "make it with scripts/prepare_documents.py"
+            "make it with fairseq-inf-prepare"
         )
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "eval.log"
@@ -51,7 +51,7 @@ def main():
     if "words" not in found:
         sys.exit(
             f"{args.data / 'documents.json'} does not count the words of these tokens of "
-            f"{args.split}: make the data with scripts/prepare_documents.py"
+            f"{args.split}: make the data with fairseq-inf-prepare"
         )
     print(f"{found['words']:,} words, perplexity {found['word_ppl']:.2f}")
 

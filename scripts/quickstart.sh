@@ -21,7 +21,7 @@ say "1/4 Collect the standard library: one document a module, split by a hash of
 
 say "2/4 Learn a vocabulary of 4,000 pieces and binarize"
 [ -d "$out/bin" ] || quietly "$out/prepare.log" \
-    python scripts/prepare_documents.py "$out/text" "$out/bin" --vocab-size 4000 --workers 2
+    fairseq-inf-prepare "$out/text" "$out/bin" --vocab-size 4000 --workers 2
 
 say "3/4 Train: segments of 128 tokens, a short-term memory of 128, a long-term memory of 128 functions"
 train() {

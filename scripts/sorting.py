@@ -10,7 +10,6 @@ and a finished one is not run again, so that the figures can be drawn anew in se
 """
 
 import argparse
-import csv
 import json
 import logging
 import re
@@ -28,6 +27,7 @@ from runs import MODELS, ROOT, once, run, side_by_side, spread, threads_each, to
 import fairseq_inf.models
 import fairseq_inf.tasks.sorting  # noqa: F401  (registers it)
 from fairseq_inf.analysis.regression import regression_error
+from fairseq_inf.analysis.report import pyplot, save, table, write_csv
 from fairseq_inf.data.sorting import SUMMARY, chance_accuracy, draw, oracle_accuracy
 
 CONFIGS = ROOT / "examples" / "sorting" / "config"
@@ -143,16 +143,8 @@ def references(args, lengths):
 
 def write(args, name, columns, rows):
     path = Path(args.out) / args.scale / f"{name}.csv"
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, columns, extrasaction="ignore", restval="")
-        writer.writeheader()
-        writer.writerows(rows)
+    write_csv(path, columns, rows)
     return path.with_suffix(".png")
-
-
-def table(head, lines):
-    rows = [head, ["---"] * len(head), *lines]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def columns_of(results, *names):
@@ -308,23 +300,6 @@ def draw_basis(path, results, sizes, length):
     panels[0].legend(fontsize=8)
     figure.suptitle(f"∞-former, sequences of {length:,} tokens", fontsize=10)
     save(plt, figure, path)
-
-
-def pyplot():
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
-def save(plt, figure, path):
-    for axes in figure.axes:
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150, bbox_inches="tight")
-    plt.close(figure)
 
 
 def main():

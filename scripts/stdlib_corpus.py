@@ -1,7 +1,7 @@
 """Write the source of Python's standard library as a folder of documents.
 
 One document a module, named after the module, in train/, validation/ and test/
-(about 90, 5 and 5 percent), the layout that prepare_documents.py reads. A module's split
+(about 90, 5 and 5 percent), the layout that fairseq-inf-prepare reads. A module's split
 depends on its name alone, so that it is the same in every run and Python version.
 """
 

@@ -1,4 +1,4 @@
-"""fairseq's commands, each in a process of its own that has fairseq imported already."""
+"""fairseq's commands and ours, each in a process of its own that has fairseq imported already."""
 
 import atexit
 import importlib.metadata
@@ -13,12 +13,12 @@ context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["fairseq.tasks", "fairseq.models", "fairseq.criterions"])
 
 
-def _run(name, args, env, folder, printed):
+def _run(name, args, env, folder, printed, errors):
     os.environ.clear()
     os.environ.update(env)
     os.chdir(folder)
-    with open(printed, "w") as file:
-        for stream in (1, 2):
+    for stream, path in ((1, printed), (2, errors)):
+        with open(path, "a") as file:
             os.dup2(file.fileno(), stream)
     # as in a process that was started for the command alone
     multiprocessing.set_start_method(None, force=True)
@@ -34,10 +34,21 @@ def _run(name, args, env, folder, printed):
 def run(name, args, folder):
     """-> exit code, what it printed"""
     with tempfile.NamedTemporaryFile("r") as printed:
-        words = [str(word) for word in args]
-        process = context.Process(
-            target=_run, args=(name, words, dict(os.environ), str(folder), printed.name)
-        )
-        process.start()
-        process.join()
-        return process.exitcode, printed.read()
+        return _start(name, args, folder, printed.name, printed.name), printed.read()
+
+
+def run_apart(name, args, folder):
+    """-> exit code, what it printed, what it complained of"""
+    with tempfile.NamedTemporaryFile("r") as printed, tempfile.NamedTemporaryFile("r") as errors:
+        code = _start(name, args, folder, printed.name, errors.name)
+        return code, printed.read(), errors.read()
+
+
+def _start(name, args, folder, printed, errors):
+    words = [str(word) for word in args]
+    process = context.Process(
+        target=_run, args=(name, words, dict(os.environ), str(folder), printed, errors)
+    )
+    process.start()
+    process.join()
+    return process.exitcode

@@ -51,17 +51,20 @@ def train(data, save_dir, *args, model=MODEL, ok=True):
     return fairseq("train", data, *TASK, *model, *TRAIN, "--save-dir", save_dir, *args, ok=ok)
 
 
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
 def start_training(args, world, rows):
     """fairseq-train as `world` processes, which share the rows.  -> the processes"""
     command = [tool("train"), *args, "--batch-size", rows // world]
     if world > 1:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
         command += [
             "--distributed-world-size", world, "--distributed-no-spawn",
             "--distributed-backend", "gloo",
-            "--distributed-init-method", f"tcp://127.0.0.1:{port}",
+            "--distributed-init-method", f"tcp://127.0.0.1:{free_port()}",
             "--ddp-backend", "legacy_ddp",
         ]  # fmt: skip
     ranks = [["--distributed-rank", rank] if world > 1 else [] for rank in range(world)]

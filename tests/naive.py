@@ -14,10 +14,11 @@ def psi(t, centers, widths):
     )
 
 
-def fit(x, positions, centers, widths, ridge):
-    """B = (F F^T + ridge I)^-1 F X.  -> N x e"""
+def fit(x, positions, centers, widths, ridge, weights=None):
+    """B = (F W F^T + ridge I)^-1 F W X, with W = I unless given.  -> N x e"""
     f = torch.stack([psi(t, centers, widths) for t in positions], dim=1)  # N x T
-    return torch.linalg.inv(f @ f.T + ridge * torch.eye(len(centers), dtype=f.dtype)) @ f @ x
+    fw = f if weights is None else f * weights
+    return torch.linalg.inv(fw @ f.T + ridge * torch.eye(len(centers), dtype=f.dtype)) @ fw @ x
 
 
 def gate(x, conv):
@@ -33,11 +34,14 @@ def write(memory, x, old, at=None, longest=None):
     t = torch.arange(1, len(x) + 1, dtype=x.dtype) / len(x)
     if old is None:
         return fit(x, t, centers, widths, memory.ridge)
-    even = torch.arange(1, memory.samples + 1, dtype=x.dtype) / memory.samples
+    even, tau = (
+        torch.arange(1, memory.samples + 1, dtype=x.dtype) / memory.samples,
+        memory.schedule.tau,
+    )
     past = torch.stack([old.T @ psi(p, centers, widths) for p in (even if at is None else at)])
     if at is not None:
         past = torch.stack([v * min(1, float(longest / v.norm())) for v in past])
-    places = torch.cat([memory.tau * even, memory.tau + (1 - memory.tau) * t])
+    places = torch.cat([tau * even, tau + (1 - tau) * t])
     return fit(torch.cat([past, x]), places, centers, widths, memory.ridge)
 
 
@@ -66,6 +70,67 @@ def read(memory, query, coefficients):
             var.append(s)
     z = torch.stack(z).view(h, t, d).transpose(0, 1).reshape(t, h * d)
     return z @ memory.output.weight.T, torch.stack(mu).view(h, t), torch.stack(var).view(h, t)
+
+
+def write_by_schedule(memory, x, old, held):
+    """One row's new coefficients under a uniform or logarithmic schedule.  held: vectors before."""
+    centers, widths = memory.basis.centers.to(x), memory.basis.widths.to(x)
+    x, schedule, samples = gate(x, memory.gate), memory.schedule, memory.samples
+    places, weights, values = [], [], []
+    if hasattr(schedule, "ceiling"):
+        tau = schedule.step(held, len(x)) if held else 0.0  # held / (held + new), rounded
+        for m in range(samples if held else 0):
+            at = (m + 0.5) / samples
+            values.append(old.T @ psi(torch.tensor(at, dtype=x.dtype), centers, widths))
+            places.append(tau * at)
+            weights.append((tau / samples) / ((1 - tau) / len(x)))  # its room, by a vector's
+        for i, vector in enumerate(x):
+            values.append(vector)
+            places.append(tau + (1 - tau) * (i + 0.5) / len(x))
+            weights.append(1.0)
+    else:
+        a0, octaves = schedule.recent, math.log(1 + schedule.oldest / schedule.recent)
+        for m in range(samples):
+            at = (m + 0.5) / samples
+            age = a0 * (math.exp((1 - at) * octaves) - 1)
+            value = torch.zeros_like(x[0])
+            if old is not None:
+                value = old.T @ psi(torch.tensor(at, dtype=x.dtype), centers, widths)
+            values.append(value)
+            places.append(1 - math.log(1 + (age + len(x)) / a0) / octaves)
+            slope = (1 + age / a0) / (1 + (age + len(x)) / a0)
+            weights.append(slope / samples * a0 * octaves)
+        for i, vector in enumerate(x):
+            age = len(x) - i - 0.5
+            values.append(vector)
+            places.append(1 - math.log(1 + age / a0) / octaves)
+            weights.append(1 / (1 + age / a0))
+    places, weights = (torch.tensor(v, dtype=x.dtype) for v in (places, weights))
+    return fit(torch.stack(values), places, centers, widths, memory.ridge, weights)
+
+
+def read_gibbs(memory, query, coefficients, held):
+    """One row.  query: H x T x d, coefficients: N x e.  -> T x e, p(t): H x T x D"""
+    h, t, d = query.shape
+    centers, widths = memory.basis.centers.to(query), memory.basis.widths.to(query)
+    signal = []
+    for p in range(memory.points):
+        at = torch.tensor((p + 0.5) / memory.points, dtype=query.dtype)
+        x = coefficients.T @ psi(at, centers, widths)
+        x = x / torch.sqrt((x**2).mean() + 1e-6)
+        if hasattr(memory.schedule, "oldest") and memory.schedule.age(at) > held:
+            x = torch.zeros_like(x)  # nothing has come to be so old
+        signal.append(x)
+    keys, values = (torch.stack(signal) @ m.weight.T for m in (memory.key, memory.value))
+    z, masses = [], []
+    for head in range(h):
+        own = slice(head * d, (head + 1) * d)
+        for i in range(t):
+            p = torch.softmax(keys[:, own] @ query[head, i] / math.sqrt(d), dim=0)
+            z.append(p @ values[:, own])
+            masses.append(p)
+    z = torch.stack(z).view(h, t, d).transpose(0, 1).reshape(t, h * d)
+    return z @ memory.output.weight.T, torch.stack(masses).view(h, t, -1)
 
 
 def compressive_stream(memory, vectors, cuts):

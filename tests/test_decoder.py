@@ -3,96 +3,13 @@ from types import SimpleNamespace
 import naive
 import pytest
 import torch
-from fairseq.data import Dictionary
+from zoo import WORDS, goals, learn, make_model, stream, text
 
 from fairseq_inf.analysis.regression import regression_error
 from fairseq_inf.criterions.cross_entropy_with_kl import CrossEntropyWithKL
-from fairseq_inf.memory import Goals, side_by_side
-from fairseq_inf.models.compressive_transformer import (
-    CompressiveTransformerConfig,
-    CompressiveTransformerLM,
-)
-from fairseq_inf.models.infinite_former import InfiniteFormerConfig, InfiniteFormerLM
-from fairseq_inf.models.transformer_xl import TransformerXLConfig, TransformerXLLM
+from fairseq_inf.memory import side_by_side
 from fairseq_inf.modules import RelativeAttention, sinusoids
 from fairseq_inf.tasks.long_sequence_lm import LongSequenceLMConfig, LongSequenceLMTask
-
-WORDS = 30
-
-
-MODELS = {
-    "infinite_former": (
-        InfiniteFormerLM,
-        InfiniteFormerConfig,
-        {"ltm_basis": 8, "ltm_widths": "0.05,0.2", "ltm_sticky": True},
-    ),
-    "compressive_transformer": (
-        CompressiveTransformerLM,
-        CompressiveTransformerConfig,
-        {"cmem_length": 5, "compression_rate": 3},
-    ),
-    "transformer_xl": (TransformerXLLM, TransformerXLConfig, {}),
-}
-GPT2 = {
-    "decoder_host": "gpt2",
-    "decoder_positions": 40,
-    "activation_fn": "gelu_accurate",
-    "stm_length": 0,
-}
-LLAMA = {"decoder_host": "llama", "decoder_key_heads": 1}
-
-
-def make_model(name="infinite_former", words=None, sharp=True, **kwargs):
-    torch.manual_seed(0)
-    dictionary = words or Dictionary()
-    for i in range(WORDS - len(dictionary)):
-        dictionary.add_symbol(f"w{i}")
-    sizes = {
-        "decoder_layers": 2,
-        "decoder_embed_dim": 16,
-        "decoder_ffn_embed_dim": 32,
-        "decoder_attention_heads": 2,
-        "dropout": 0.0,
-        "stm_length": 6,
-    }
-    model, config, own = MODELS[name]
-    cfg = config(**{**sizes, **own, **kwargs})
-    cfg.seed = 1
-    model = model.build_model(cfg, SimpleNamespace(source_dictionary=dictionary))
-    with torch.no_grad():  # weights that make the memory matter
-        if model.decoder.pretrained and sharp:
-            for x in model.parameters():
-                torch.nn.init.normal_(x, std=0.3)
-        for layer in model.decoder.layers:
-            if name == "infinite_former" and layer.memory is not None and sharp:
-                layer.memory.locate.weight.mul_(30)
-    return model.eval()
-
-
-def text(rows, length, seed=3):
-    return torch.randint(4, WORDS, (rows, length), generator=torch.Generator().manual_seed(seed))
-
-
-def goals(tokens):
-    """All tokens count."""
-    return Goals(torch.ones_like(tokens, dtype=torch.bool), {"kl_sigma": 0.1})
-
-
-def learn(model, tokens, first):
-    """A segment in training.  -> output, losses of the memory by name"""
-    out, extra = model(tokens, None, torch.full((len(tokens),), first), goals=goals(tokens))
-    return out, extra["losses"]
-
-
-def stream(decoder, tokens, segment, state=None):
-    """Read the tokens segment by segment.  -> outputs, state"""
-    state = decoder.initial_state(len(tokens)) if state is None else state
-    outs = []
-    with torch.no_grad():
-        for part in tokens.split(segment, dim=1):
-            out, state, _ = decoder(part, state)
-            outs.append(out)
-    return torch.cat(outs, dim=1), state
 
 
 def assert_equal(slowly, decoder, tokens, segment):
@@ -108,11 +25,6 @@ def assert_equal(slowly, decoder, tokens, segment):
     grads = [torch.autograd.grad((x * weight).sum(), variables.values()) for x in (fast, slow)]
     for name, one, two in zip(variables, *grads, strict=True):
         assert torch.allclose(one, two, atol=1e-5), name
-
-
-def assert_same(a, b, atol=1e-6):
-    for name, x in a.tensors().items():
-        assert torch.allclose(x, b.tensors()[name], atol=atol), name
 
 
 @pytest.mark.parametrize("queries,past", [(1, 0), (1, 5), (7, 0), (7, 4), (3, 9)])
@@ -271,35 +183,6 @@ def test_without_short_term_memory_a_segment_is_written_when_it_ends():
     assert state.memories[0].tokens.item() == 5
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_stream_in_two_calls_equals_one_run(name):
-    decoder = make_model(name).decoder
-    tokens = text(3, 40)
-    whole, end = stream(decoder, tokens, 5)
-    first, middle = stream(decoder, tokens[:, :20], 5)
-    second, final = stream(decoder, tokens[:, 20:], 5, middle)
-    assert torch.equal(whole, torch.cat([first, second], dim=1))
-    assert_same(end, final, atol=0)
-
-
-EVEN = ("infinite_former", {"ltm_sticky": False})
-
-
-@pytest.mark.parametrize("name,own", [*((name, {}) for name in MODELS), EVEN])
-def test_reading_without_output_leaves_the_same_state(name, own):
-    decoder = make_model(name, **own).decoder
-    tokens, lengths = text(3, 35), torch.tensor([5, 2, 4])
-    with torch.no_grad():
-        _, wanted = stream(decoder, tokens, 5)
-        _, wanted, _ = decoder(tokens[:, :5], wanted, lengths)
-        state = decoder.initial_state(3)
-        for part in tokens.split(5, dim=1):
-            out, state, _ = decoder(part, state, project=False)
-            assert out is None
-        _, state, _ = decoder(tokens[:, :5], state, lengths, project=False)
-    assert_same(wanted, state, atol=0)
-
-
 def test_the_memory_reaches_beyond_the_short_term_memory():
     """A token far back changes the output with a long-term memory, and only with it."""
     tokens = text(1, 60)
@@ -315,77 +198,6 @@ def test_the_memory_reaches_beyond_the_short_term_memory():
         b, _ = stream(decoder, other, 5)
         # through two layers of short-term memory a token acts on 2 * 6 + 5 later ones
         assert (not torch.equal(a[:, 20:], b[:, 20:])) == differs
-
-
-@pytest.mark.parametrize("name", ["infinite_former", "compressive_transformer"])
-def test_a_disabled_memory_equals_a_model_without_one(name):
-    on, off = make_model(name), make_model(name, ltm_enabled=False)
-    off.load_state_dict(on.state_dict())
-    plain = make_model("transformer_xl")
-    plain.load_state_dict({k: v for k, v in on.state_dict().items() if ".memory." not in k})
-    tokens = text(2, 40)
-    expected, _ = stream(plain.decoder, tokens, 5)
-    assert torch.equal(stream(off.decoder, tokens, 5)[0], expected)
-    assert not torch.allclose(stream(on.decoder, tokens, 5)[0], expected, atol=1e-3)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_rows_of_a_ragged_batch_equal_rows_alone(name):
-    """Streams of different length and age side by side, with padding in mid-stream."""
-    decoder = make_model(name).decoder
-    pieces = [[5, 5, 5, 5, 5], [5, 2, 5, 1, 5], [5, 0, 0, 5, 3]]
-    tokens = [text(1, sum(p), seed=10 + row) for row, p in enumerate(pieces)]
-    together = decoder.initial_state(3)
-    outs = [[] for _ in pieces]
-    at = [0, 0, 0]
-    for step in range(5):
-        lengths = torch.tensor([p[step] for p in pieces])
-        batch = torch.full((3, 5), 1)
-        for row in range(3):
-            batch[row, : lengths[row]] = tokens[row][0, at[row] : at[row] + lengths[row]]
-            at[row] += int(lengths[row])
-        with torch.no_grad():
-            out, together, _ = decoder(batch, together, lengths)
-        for row in range(3):
-            outs[row].append(out[row, : lengths[row]])
-    for row, piece in enumerate(pieces):
-        state, at, expected = decoder.initial_state(1), 0, []
-        for size in filter(None, piece):
-            with torch.no_grad():
-                out, state, _ = decoder(tokens[row][:, at : at + size], state)
-            at += size
-            expected.append(out[0])
-        assert torch.allclose(torch.cat(outs[row]), torch.cat(expected), atol=1e-5), row
-        assert together.position[row] == state.position[0]
-        assert together.key[row] == state.key[0]
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_reset_and_permuted_rows(name):
-    decoder = make_model(name).decoder
-    _, state = stream(decoder, text(3, 30), 5)
-    order = torch.tensor([2, 0, 1])
-    after = text(3, 5, seed=5)
-    out, _, _ = decoder(after, state)
-    permuted, _, _ = decoder(after[order], state.rows(order))
-    assert torch.allclose(out[order], permuted, atol=1e-5)
-    mixed, _, _ = decoder(after, state.reset(torch.tensor([False, True, False])))
-    fresh, _, _ = decoder(after, decoder.initial_state(3))
-    assert torch.allclose(mixed[1], fresh[1], atol=1e-5)
-    assert torch.allclose(mixed[[0, 2]], out[[0, 2]], atol=1e-5)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_training_and_evaluation_keep_apart_memories(name):
-    model = make_model(name)
-    yes, no = torch.tensor([True, True]), torch.tensor([False, False])
-    model.train()
-    model(text(2, 5), None, yes)
-    kept = model.states[True]
-    model.eval()
-    model(text(2, 5), None, yes)
-    model(text(2, 5), None, no)
-    assert model.states[True] is kept and model.states[False].position.tolist() == [10, 10]
 
 
 def test_a_batch_that_fairseq_repeats_under_amp_is_read_once(data_bin):
@@ -426,39 +238,10 @@ def test_the_share_of_the_memory_leaves_padding_out():
     assert two / of_two == pytest.approx(float(one / of_one), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_activation_checkpointing_changes_nothing(name):
-    grads = []
-    for flag in (False, True):
-        model = make_model(name, checkpoint_activations=flag, dropout=0.1).train()
-        torch.manual_seed(5)
-        for i in range(4):
-            model.zero_grad()
-            out, losses = learn(model, text(2, 5, seed=i), i == 0)
-            (out.square().sum() + sum(losses.values())).backward()
-        grads.append({name: p.grad for name, p in model.named_parameters()})
-    for name, grad in grads[0].items():
-        assert torch.allclose(grad, grads[1][name], atol=1e-5), name
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_every_parameter_has_a_gradient_in_every_step(name):
-    """Also before anything is remembered: data-parallel training waits for each of them."""
-    model = make_model(name).train()
-    for i in range(4):
-        model.zero_grad()
-        out, losses = learn(model, text(2, 5, seed=i), i == 0)
-        (out.sum() + sum(losses.values())).backward()
-        assert [name for name, p in model.named_parameters() if p.grad is None] == []
-
-
-def test_auto_widths_are_tied_to_the_number_of_functions():
+def test_auto_is_one_width_as_wide_as_the_functions_are_apart():
     memory = make_model(ltm_basis=16, ltm_widths="auto").decoder.layers[0].memory
-    assert memory.basis.distinct_widths == (2 / 16, 8 / 16)
-    # the narrow ones are as wide as their centres are apart, but for the two ends
-    assert memory.basis.centers[1] - memory.basis.centers[0] == pytest.approx(2 / 16, rel=0.15)
-    with pytest.raises(ValueError, match="--ltm-basis 15 cannot be shared evenly by 2 widths"):
-        make_model(ltm_basis=15, ltm_widths="auto")
+    assert memory.basis.distinct_widths == (1 / 16,)
+    assert memory.basis.centers[1] - memory.basis.centers[0] == pytest.approx(1 / 15)
 
 
 def test_the_regression_error_is_that_of_every_vector_at_its_place():
@@ -515,22 +298,6 @@ def test_layers_without_a_memory():
     assert [layer.memory is None for layer in model.decoder.layers] == [True, False]
     _, state = stream(model.decoder, text(1, 20), 5)
     assert len(state.memories) == 1 and state.memories[0].tokens.item() == 9
-
-
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_follows_single_precision(dtype, name):
-    try:
-        torch.nn.LayerNorm(2).to(dtype)(torch.ones(1, 2, dtype=dtype))
-    except RuntimeError as error:
-        pytest.skip(f"this torch has no {dtype} on CPUs: {error}")
-    tokens = text(2, 60)
-    exact, _ = stream(make_model(name).decoder, tokens, 5)
-    half, state = stream(make_model(name).to(dtype).decoder, tokens, 5)
-    assert half.dtype == dtype
-    if name == "infinite_former":
-        assert state.memories[0].coefficients.dtype == torch.float32
-    assert (half.float() - exact).abs().max() < 0.05 * exact.abs().max()
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import pytest
 import sentencepiece
 import torch
 from conftest import BASELINES, TASK, evaluate, fairseq, load, result, tool, train
-from test_decoder import GPT2 as GPT2_HOST
-from test_decoder import LLAMA, MODELS, make_model, text
+from zoo import MEMORIES, make_model, text
 
 from fairseq_inf.data.encoding import GPT2, SentencePiece
 from fairseq_inf.models import InfiniteFormerLM
@@ -47,31 +46,36 @@ def ragged(texts, sizes):
     return tokens, torch.tensor(sizes)
 
 
-KINDS = {
-    "plain": {},
-    "post norm": {"decoder_post_norm": True},
-    "no short-term memory": {"stm_length": 0},
-    "memory off": {"ltm_enabled": False},
-    "gpt2": GPT2_HOST,
-    "llama": LLAMA,
-    "llama alone with its segment": {**LLAMA, "stm_length": 0},
-    "adaptive": {
-        "adaptive_input": True,
-        "adaptive_input_cutoff": "10,20",
-        "adaptive_softmax_cutoff": "10,20",
-    },
-}
+def settings(kind):
+    return {
+        "plain": {},
+        "post norm": {"decoder_post_norm": True},
+        "no short-term memory": {"stm_length": 0},
+        "memory off": {"ltm_enabled": False},
+        "adaptive": {
+            "adaptive_input": True,
+            "adaptive_input_cutoff": "10,20",
+            "adaptive_softmax_cutoff": "10,20",
+        },
+    }[kind]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["plain", "post norm", "no short-term memory", "memory off", "adaptive"]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MEMORIES)
 def test_tokens_one_by_one_have_the_probabilities_of_one_pass(name, dtype, kind):
-    """Ragged prompts side by side, across the borders of segments, rows changing places.  In
-    double precision also with weights that magnify every difference in the memory."""
+    """In double precision also with weights that magnify every difference in the memory."""
     sharp = dtype == torch.float64
     atol = 1e-9 if sharp and kind != "adaptive" else 1e-5
-    decoder = make_model(name, sharp=sharp, **KINDS[kind]).to(dtype).decoder
+    decoder = make_model(name, sharp=sharp, **settings(kind)).to(dtype).decoder
+    assert_tokens_one_by_one(decoder, atol)
+
+
+def assert_tokens_one_by_one(decoder, atol):
+    """Ragged prompts side by side, across the borders of segments, rows changing places: all have
+    the probabilities of one pass."""
     texts = [text(1, size + 30, seed=size)[0] for size in PROMPTS]
     expected = [evaluation(decoder, whole) for whole in texts]
     tokens, lengths = ragged(texts, PROMPTS)
@@ -95,7 +99,7 @@ def test_tokens_one_by_one_have_the_probabilities_of_one_pass(name, dtype, kind)
     assert reading.count.tolist() == [(size + 1 - 1) % LENGTH + 1 for size in PROMPTS]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MEMORIES)
 def test_a_text_in_parts_is_read_as_the_whole(name):
     decoder = make_model(name).decoder
     whole = text(2, 33)
@@ -108,7 +112,7 @@ def test_a_text_in_parts_is_read_as_the_whole(name):
 
 
 @pytest.mark.parametrize("beam", [1, 4])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MEMORIES)
 def test_fairseqs_search_scores_its_hypotheses_as_an_evaluation_does(name, beam):
     from fairseq.sequence_generator import SequenceGenerator
 

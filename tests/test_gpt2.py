@@ -2,8 +2,6 @@
 
 import argparse
 import contextlib
-import functools
-import importlib.util
 import io
 import json
 import os
@@ -20,9 +18,12 @@ from conftest import ROOT, TASK, TRAIN, evaluate, fairseq, load, result, tool
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 from fairseq.models import ARCH_CONFIG_REGISTRY
 from safetensors.torch import load_file, save_file
-from test_decoder import GPT2, assert_equal, make_model, stream, text
+from test_decoder import assert_equal
 from transformers import GPT2Config, GPT2LMHeadModel
+from zoo import make_model, stream, text
 
+from fairseq_inf import pretrained
+from fairseq_inf.commands import import_model
 from fairseq_inf.models import TransformerXLLM
 from fairseq_inf.models.generation import new_reading
 
@@ -59,33 +60,24 @@ def hugging_face(folder=None, **sizes):
     return model
 
 
-@functools.cache
-def load_script():
-    path = ROOT / "scripts" / "import_gpt2.py"
-    spec = importlib.util.spec_from_file_location("import_gpt2", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def convert(*args):
-    """scripts/import_gpt2.py in this process, which saves its start.  -> what it printed"""
+    """fairseq-inf-import in this process, which saves its start.  -> what it printed"""
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
-        patch.setattr(sys, "argv", ["import_gpt2.py", *map(str, args)])
-        load_script().main()
+        patch.setattr(sys, "argv", ["fairseq-inf-import", *map(str, args)])
+        import_model.main()
     return printed.getvalue()
 
 
 def run_convert(*args, ok=True, limit=None):
-    """scripts/import_gpt2.py as a user runs it; limit: bytes that a file may have.
+    """fairseq-inf-import as a user runs it; limit: bytes that a file may have.
     -> what it printed, or the sentence that it failed with"""
 
     def before():
         if limit is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    command = [sys.executable, ROOT / "scripts" / "import_gpt2.py", *args]
+    command = [tool("inf-import"), *args]
     done = subprocess.run(
         [*map(str, command)], cwd=ROOT, text=True, capture_output=True, preexec_fn=before
     )
@@ -143,14 +135,14 @@ def opened(folder):
 @pytest.mark.parametrize("name", ["transformer_xl", "compressive_transformer"])
 @pytest.mark.parametrize("segment", [5, 7])
 def test_gpt2_equals_a_naive_one_with_its_gradients(name, segment):
-    decoder = make_model(name, **GPT2).double().decoder
+    decoder = make_model(name, host="gpt2").double().decoder
     assert_equal(naive.gpt2, decoder, text(1, 33), segment)
 
 
 @pytest.mark.parametrize("name", ["infinite_former", "compressive_transformer"])
 def test_a_new_memory_adds_exactly_nothing(name):
-    decoder = make_model(name, sharp=False, **GPT2).decoder
-    alone = make_model("transformer_xl", sharp=False, **GPT2).decoder
+    decoder = make_model(name, sharp=False, host="gpt2").decoder
+    alone = make_model("transformer_xl", sharp=False, host="gpt2").decoder
     alone.load_state_dict({k: decoder.state_dict()[k] for k in alone.state_dict()})
     tokens = text(3, 40)
     assert torch.equal(stream(decoder, tokens, 9)[0], stream(alone, tokens, 9)[0])
@@ -164,7 +156,7 @@ def test_a_new_memory_adds_exactly_nothing(name):
 
 
 def test_reads_of_a_new_memory_begin_at_the_newest_part_and_widen_by_layer():
-    decoder = make_model("infinite_former", sharp=False, decoder_layers=3, **GPT2).decoder
+    decoder = make_model("infinite_former", sharp=False, decoder_layers=3, host="gpt2").decoder
     state = decoder.initial_state(3)
     for part in text(3, 40).split(10, dim=1):
         _, state, extra = decoder(part, state)
@@ -175,7 +167,7 @@ def test_reads_of_a_new_memory_begin_at_the_newest_part_and_widen_by_layer():
 
 
 def test_a_row_of_a_padded_batch_equals_itself_alone():
-    decoder = make_model("compressive_transformer", **GPT2).double().decoder
+    decoder = make_model("compressive_transformer", host="gpt2").double().decoder
     tokens, lengths = text(3, 12), torch.tensor([12, 7, 1])
     both, after, _ = decoder(tokens, decoder.initial_state(3), lengths)
     again, _, _ = decoder(text(3, 9, seed=8), after)
@@ -190,6 +182,7 @@ def test_a_row_of_a_padded_batch_equals_itself_alone():
 # parity with Hugging Face
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
     [
@@ -219,17 +212,16 @@ def test_logits_equal_those_of_hugging_face_after_import(shape, tmp_path):
 
 def test_the_same_weights_give_the_same_logits_before_any_import():
     theirs = hugging_face()
-    decoder = make_model("transformer_xl", **GPT2).decoder
-    script = load_script()
+    decoder = make_model("transformer_xl", host="gpt2").decoder
     ids = torch.arange(len(decoder.dictionary))
     config = {**theirs.config.to_dict(), "vocab_size": len(ids), "n_inner": 64}
-    tensors = {k.removeprefix("transformer."): x for k, x in theirs.state_dict().items()}
-    tensors["wte.weight"] = tensors["wte.weight"][: len(ids)]
+    tensors = theirs.state_dict()
+    tensors["transformer.wte.weight"] = tensors["transformer.wte.weight"][: len(ids)]
     tensors.pop("lm_head.weight")
-    decoder.embed_positions.weight.data = tensors["wpe.weight"]
+    decoder.embed_positions.weight.data = tensors["transformer.wpe.weight"]
     decoder.layers[0].inner, decoder.layers[1].inner = (torch.nn.Linear(16, 64) for _ in range(2))
     decoder.layers[0].outer, decoder.layers[1].outer = (torch.nn.Linear(64, 16) for _ in range(2))
-    state = script.host_state(tensors, config, ids, "dict.txt")
+    state = pretrained.GPT2.to_ours(tensors, config, ids)
     decoder.load_state_dict({k.removeprefix("decoder."): x for k, x in state.items()})
     tokens = text(2, 30)
     expected = theirs(tokens).logits[..., : len(ids)]
@@ -323,7 +315,7 @@ def test_bad_models_are_refused_in_one_sentence_and_leave_nothing(small, tmp_pat
         ([broken("lacks", drop=missing)], "h.1.mlp.c_fc.weight"),
         ([broken("sizes", {"n_embd": 32})], "wte.weight"),
         ([broken("inner", {"n_inner": 48})], "h.0.mlp.c_fc.weight"),
-        ([broken("layers", {"n_layer": 1})], "more layers than the 1"),
+        ([broken("layers", {"n_layer": 1})], "has a tensor h.1."),
         ([broken("type", {"n_head": "two"})], "n_head must be a positive number"),
         ([broken("list", weights=False, text="[]")], "config.json is damaged"),
         ([hf, "--ltm-bassis", "3"], "--ltm-bassis"),
@@ -372,6 +364,7 @@ def test_the_end_of_text_may_be_any_token(tmp_path, last):
     assert all(torch.equal(one[key], two[key]) for key in one)
 
 
+@pytest.mark.slow
 def test_an_imported_gpt2_brings_its_encoding(tmp_path):
     """What is imported serves to prepare data, and to write."""
     symbols = [*bytes_to_unicode().values(), "th", "the", "<|endoftext|>"]
@@ -555,6 +548,7 @@ def test_a_config_of_the_paper_says_what_its_architecture_says(row):
     assert expected == model
 
 
+@pytest.mark.slow
 def test_each_group_has_its_own_learning_rate_and_resumes_exactly(small, data, tmp_path):
     def run(folder, updates):
         command = [
@@ -588,6 +582,7 @@ def test_each_group_has_its_own_learning_rate_and_resumes_exactly(small, data, t
     assert 0 < (whole["model"][host] - before).abs().max() <= 12.1 * 5e-5 < moved <= 12.1 * 2.5e-4
 
 
+@pytest.mark.slow
 def test_compare_prints_words_sliding_windows_and_memories_off(small, data, tmp_path):
     (tmp_path / "bin").mkdir()
     for path in data.iterdir():

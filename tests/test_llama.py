@@ -1,24 +1,24 @@
-"""Llama as a host: parity with Hugging Face's and with a naive one, and the laws of every host."""
+"""Llama as a host: parity with Hugging Face's and with a naive one, settings, commands."""
 
 import argparse
 import functools
 
 import naive
 import pytest
-import test_decoder
-import test_generation
 import torch
 from conftest import train
 from fairseq.models import ARCH_CONFIG_REGISTRY
-from test_decoder import LLAMA, MODELS, assert_equal, make_model, stream, text
+from test_decoder import assert_equal
+from test_generation import assert_tokens_one_by_one
 from transformers import LlamaConfig, LlamaForCausalLM
+from zoo import MEMORIES, make_model, stream, text
 
 from fairseq_inf.models import InfiniteFormerLM
 from fairseq_inf.models.generation import new_reading
 from fairseq_inf.models.hosts import HOSTS
 from fairseq_inf.modules import RMSNorm
 
-MEMORIES = [name for name in MODELS if name != "transformer_xl"]
+llama = functools.partial(make_model, host="llama")
 
 
 # parity with Hugging Face
@@ -69,7 +69,7 @@ def hugging_face(decoder, cfg):
 
 
 SMALL = {
-    "decoder_host": "llama",
+    "decoder_key_heads": None,
     "decoder_layers": 3,
     "decoder_embed_dim": 48,
     "decoder_ffn_embed_dim": 112,
@@ -79,7 +79,7 @@ SMALL = {
     "norm_eps": 1e-6,
     "stm_length": 0,
 }
-SMOL = {"decoder_host": "llama", **HOSTS["llama"].architectures["llama"]}
+SMOL = HOSTS["llama"].architectures["llama"]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ SMOL = {"decoder_host": "llama", **HOSTS["llama"].architectures["llama"]}
     ids=["grouped", "grouped-untied", "plain", "untied", "short-term", "SmolLM2"],
 )
 def test_logits_equal_those_of_hugging_face(sizes):
-    decoder = make_model("transformer_xl", sharp=False, **sizes).decoder
+    decoder = llama("transformer_xl", sharp=False, **sizes).decoder
     theirs = hugging_face(decoder, sizes)
     draw = torch.Generator().manual_seed(1)
     for length in (1, 63, 512):
@@ -123,7 +123,7 @@ def test_the_norm_is_that_of_hugging_face_to_the_bit(dtype):
 
 def test_a_stream_in_segments_equals_hugging_face_on_the_whole():
     sizes = {**SMALL, "decoder_key_heads": 3, "stm_length": 130}
-    decoder = make_model("transformer_xl", sharp=False, **sizes).decoder
+    decoder = llama("transformer_xl", sharp=False, **sizes).decoder
     tokens = text(2, 130)
     with torch.no_grad():
         expected = hugging_face(decoder, sizes)(tokens).logits
@@ -137,12 +137,12 @@ def test_a_stream_in_segments_equals_hugging_face_on_the_whole():
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("stm,segment", [(6, 5), (7, 3), (0, 7)])
 def test_llama_equals_a_naive_one_with_its_gradients(name, heads, stm, segment):
-    decoder = make_model(name, **{**LLAMA, "decoder_key_heads": heads}, stm_length=stm)
+    decoder = llama(name, decoder_key_heads=heads, stm_length=stm)
     assert_equal(naive.llama, decoder.double().decoder, text(1, 33), segment)
 
 
 def test_short_term_memory_as_long_as_the_text_equals_one_long_segment():
-    decoder = make_model("transformer_xl", **LLAMA, stm_length=63).double().decoder
+    decoder = llama("transformer_xl", stm_length=63).double().decoder
     tokens = text(2, 63)
     whole, _ = stream(decoder, tokens, 63)
     for segment in (1, 7, 10):
@@ -151,7 +151,7 @@ def test_short_term_memory_as_long_as_the_text_equals_one_long_segment():
 
 def test_keys_are_found_at_their_distance_however_long_the_stream():
     """What a segment makes of the last S vectors does not depend on where in the stream it is."""
-    decoder = make_model("transformer_xl", **LLAMA, decoder_layers=1).double().decoder
+    decoder = llama("transformer_xl", decoder_layers=1).double().decoder
     tokens = text(1, 400)
     whole, state = stream(decoder, tokens, 5)
     assert state.position.item() == 400
@@ -159,57 +159,19 @@ def test_keys_are_found_at_their_distance_however_long_the_stream():
     assert torch.allclose(whole[:, 395:], last[:, 10:], atol=1e-9)
 
 
-@pytest.mark.parametrize("name", MEMORIES)
-def test_a_new_memory_adds_exactly_nothing_and_yet_learns(name):
-    decoder = make_model(name, sharp=False, **LLAMA).decoder
-    alone = make_model("transformer_xl", sharp=False, **LLAMA).decoder
+@pytest.mark.parametrize("name", [name for name in MEMORIES if name != "transformer_xl"])
+def test_a_new_memory_adds_exactly_nothing(name):
+    """As it is built, to the bit."""
+    decoder = llama(name, sharp=False).decoder
+    alone = llama("transformer_xl", sharp=False).decoder
     alone.load_state_dict({k: decoder.state_dict()[k] for k in alone.state_dict()})
     tokens = text(3, 40)
     assert torch.equal(stream(decoder, tokens, 9)[0], stream(alone, tokens, 9)[0])
-    state = decoder.initial_state(3)
-    for part in tokens.split(9, dim=1):
-        out, state, _ = decoder(part, state)
-    out.square().sum().backward()
-    assert decoder.layers[0].memory.output.weight.grad.abs().max() > 0
-
-
-# laws
-
-
-LAWS = {
-    test_decoder.test_a_stream_in_two_calls_equals_one_run: [{}],
-    test_decoder.test_reading_without_output_leaves_the_same_state: [{"own": {}}],
-    test_decoder.test_rows_of_a_ragged_batch_equal_rows_alone: [{}],
-    test_decoder.test_reset_and_permuted_rows: [{}],
-    test_decoder.test_training_and_evaluation_keep_apart_memories: [{}],
-    test_decoder.test_activation_checkpointing_changes_nothing: [{}],
-    test_decoder.test_every_parameter_has_a_gradient_in_every_step: [{}],
-    test_decoder.test_half_precision_follows_single_precision: [
-        {"dtype": torch.bfloat16},
-        {"dtype": torch.float16},
-    ],
-    test_generation.test_a_text_in_parts_is_read_as_the_whole: [{}],
-    test_generation.test_fairseqs_search_scores_its_hypotheses_as_an_evaluation_does: [{"beam": 4}],
-}
-
-
-@pytest.fixture
-def everywhere(monkeypatch):
-    """The models of the other tests have this host."""
-    for module in (test_decoder, test_generation):
-        monkeypatch.setattr(module, "make_model", functools.partial(make_model, **LLAMA))
-
-
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__.removeprefix("test_"))
-def test_what_holds_of_every_model_holds_with_llama(law, name, everywhere):
-    for case in LAWS[law]:
-        law(name=name, **case)
 
 
 @pytest.mark.parametrize("name", MEMORIES)
-def test_a_memory_that_is_switched_off_equals_llama_alone(name, everywhere):
-    test_decoder.test_a_disabled_memory_equals_a_model_without_one(name)
+def test_tokens_one_by_one_without_a_short_term_memory(name):
+    assert_tokens_one_by_one(llama(name, stm_length=0).double().decoder, atol=1e-9)
 
 
 # settings
@@ -219,7 +181,7 @@ def test_a_memory_that_is_switched_off_equals_llama_alone(name, everywhere):
 def test_every_memory_has_an_architecture_of_smollm2(memory):
     args = argparse.Namespace(decoder_layers=4)
     ARCH_CONFIG_REGISTRY[f"{memory}_llama" if memory else "llama_lm"](args)
-    assert vars(args) == {**SMOL, "decoder_layers": 4}
+    assert vars(args) == {**SMOL, "decoder_host": "llama", "decoder_layers": 4}
 
 
 @pytest.mark.parametrize(
@@ -238,11 +200,11 @@ def test_every_memory_has_an_architecture_of_smollm2(memory):
 )
 def test_bad_settings_name_their_flag(kwargs, flag):
     with pytest.raises(ValueError, match=flag):
-        make_model(**{**LLAMA, **kwargs})
+        llama(**kwargs)
 
 
 def test_short_term_memory_and_segment_stay_within_the_positions():
-    decoder = make_model(**LLAMA, decoder_positions=16).decoder
+    decoder = llama(decoder_positions=16).decoder
     new_reading(decoder, 1, 10)
     said = "a segment of 11 tokens after a short-term memory of 6 is longer than the 16 positions"
     with pytest.raises(ValueError, match=f"{said} of this Llama: lower --tokens-per-sample or"):
@@ -250,7 +212,7 @@ def test_short_term_memory_and_segment_stay_within_the_positions():
 
 
 def test_words_that_the_model_has_not_are_refused_and_never_said():
-    decoder = make_model(**LLAMA).decoder
+    decoder = llama().decoder
     decoder.absent[5] = -torch.inf
     tokens = torch.tensor([[4, 6, 7]])
     out, state, _ = decoder(tokens, decoder.initial_state(1))
@@ -260,12 +222,12 @@ def test_words_that_the_model_has_not_are_refused_and_never_said():
 
 
 def test_what_a_memory_depends_on_is_part_of_its_fingerprint():
-    model = make_model(sharp=False, **LLAMA)
+    model = llama(sharp=False)
     for other in ({"rope_theta": 500.0}, {"norm_eps": 1e-6}):
-        changed = make_model(sharp=False, **LLAMA, **other)
+        changed = llama(sharp=False, **other)
         changed.load_state_dict(model.state_dict())
         assert changed.fingerprint() != model.fingerprint()
-    assert make_model(sharp=False, **LLAMA).fingerprint() == model.fingerprint()
+    assert llama(sharp=False).fingerprint() == model.fingerprint()
 
 
 # by fairseq's commands

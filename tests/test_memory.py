@@ -7,6 +7,7 @@ import torch
 
 from fairseq_inf.memory import (
     CompressiveMemory,
+    Constant,
     ContinuousMemory,
     GaussianBasis,
     GaussianDensity,
@@ -15,8 +16,8 @@ from fairseq_inf.memory import (
     ridge_operator,
     save_state,
 )
-from fairseq_inf.memory.continuous import update_operators
 from fairseq_inf.memory.sampling import histogram_quantiles, uniform
+from fairseq_inf.memory.signal import update_operators
 
 HEADS, DIM = 2, 8
 
@@ -250,7 +251,7 @@ def test_rows_may_write_different_numbers_of_vectors():
     state = state.reset(torch.tensor([True, False, False]))
     q, x = inputs(3, 7, 4, seed=9, dtype=torch.float32)
     counts = [5, 7, 0]
-    out, _, after = memory(q, x, state, plan_write(counts, state.tokens))
+    out, _, after = memory(q, x, state, plan_write(counts, state.tokens, memory.schedule))
     for row, count in enumerate(counts):
         pick = slice(row, row + 1)
         alone = state.rows(pick)
@@ -459,7 +460,7 @@ def test_without_stickiness_the_mean_of_a_segment_fades_after_some_writes(
 ):
     cpu = torch.device("cpu")
     carry, _, fit = update_operators(
-        basis, widths, 0.5, basis, 0.5, count, False, torch.float64, cpu
+        basis, widths, Constant(0.5), basis, 0.5, count, 0.5, False, torch.float64, cpu
     )
     signal = GaussianBasis(basis, widths).evaluate(torch.linspace(0, 1, 4001).double())
     coefficients = fit.sum(dim=1)

@@ -2,7 +2,6 @@
 
 import filecmp
 import http.server
-import importlib.util
 import json
 import os
 import signal
@@ -10,17 +9,22 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import types
 import urllib.parse
 from pathlib import Path
 
+import commands
 import pytest
 import sentencepiece
+from conftest import tool
 from fairseq.data import Dictionary
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode, get_encoder
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
+from fairseq_inf.data import vocabulary
+
 ROOT = Path(__file__).resolve().parent.parent
-PREPARE = ROOT / "scripts" / "prepare_documents.py"
+PREPARE = "fairseq-inf-prepare"
 STDLIB = ROOT / "scripts" / "stdlib_corpus.py"
 PG19 = ROOT / "examples" / "pg19" / "prepare.sh"
 FOR_GPT2 = ROOT / "examples" / "gpt2" / "prepare.sh"
@@ -44,6 +48,9 @@ AWKWARD = [
 
 def run(*command, **options):
     command = [str(part) for part in command]
+    if command[0] == PREPARE:
+        code, printed, errors = commands.run_apart(PREPARE, command[1:], ROOT)
+        return types.SimpleNamespace(returncode=code, stdout=printed, stderr=errors)
     if command[0].endswith(".py"):
         command = [sys.executable, *command]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
@@ -124,6 +131,7 @@ def test_documents_stay_apart_and_decode_to_themselves(corpus):
     assert set(data.parent.iterdir()) == {source, data}
 
 
+@pytest.mark.slow
 def test_two_runs_give_the_same_bytes(corpus, tmp_path):
     source, data, _ = corpus
     result = run(PREPARE, source, tmp_path / "again", "--vocab-size", 330, "--workers", 1)
@@ -141,6 +149,15 @@ def test_model_is_reused_without_a_train_split(corpus, tmp_path):
     for name in ("spm.model", "dict.txt", "valid.bin", "valid.idx"):
         assert filecmp.cmp(data / name, tmp_path / "out" / name, shallow=False), name
     assert not Path(tmp_path, "out", "train.bin").exists()
+
+
+def test_a_data_bin_lends_its_encoding(corpus, tmp_path):
+    source, data, _ = corpus
+    write(tmp_path / "in" / "validation", AWKWARD)
+    result = run(PREPARE, tmp_path / "in", tmp_path / "out", "--encoding", data)
+    assert result.returncode == 0, result.stderr
+    for name in ("spm.model", "dict.txt", "valid.bin", "valid.idx"):
+        assert filecmp.cmp(data / name, tmp_path / "out" / name, shallow=False), name
 
 
 @pytest.fixture
@@ -178,6 +195,7 @@ def copy_books(pg19, target, **numbers):
         write(target / split, [book.read_bytes().decode() for book in books[:number]])
 
 
+@pytest.mark.slow
 def test_books_of_pg19(tmp_path, real_data):
     source, data = tmp_path / "pg19", tmp_path / "data-bin"
     copy_books(real_data / "pg19", source, train=1, validation=1, test=2)
@@ -190,6 +208,7 @@ def test_books_of_pg19(tmp_path, real_data):
     assert counts["test"]["tokens"] == direct
 
 
+@pytest.mark.slow
 def test_book_of_pg19_with_the_tables_of_gpt2(tmp_path, real_data):
     source, data, tables = tmp_path / "pg19", tmp_path / "data-bin", real_data / "gpt2_bpe"
     copy_books(real_data / "pg19", source, test=1)
@@ -221,6 +240,9 @@ def assert_refused(folder, named, *command, **options):
         ["--bpe", "gpt2"],
         ["--gpt2-bpe", "missing"],
         ["--gpt2-bpe", "missing", "--bpe", "gpt2"],
+        ["--encoding", "missing"],
+        ["--encoding", "missing", "--bpe", "gpt2"],
+        ["--encoding", "missing", "--vocab-size", 500],
     ],
 )
 def test_bad_flag_is_named(corpus, tmp_path, options):
@@ -258,7 +280,7 @@ def test_existing_output_is_kept(corpus, tmp_path):
 
 
 def test_interrupted_run_leaves_nothing(corpus, tmp_path):
-    command = [sys.executable, "-u", PREPARE, corpus[0], tmp_path / "out", "--vocab-size", "330"]
+    command = [tool("inf-prepare"), corpus[0], tmp_path / "out", "--vocab-size", "330"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as process:
         for line in process.stdout:
@@ -270,17 +292,14 @@ def test_interrupted_run_leaves_nothing(corpus, tmp_path):
 
 
 def test_sample_is_bounded_and_takes_of_every_document(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("prepare_documents", PREPARE)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    monkeypatch.setattr(script, "SAMPLE_BYTES", 50_000)
+    monkeypatch.setattr(vocabulary, "SAMPLE_BYTES", 50_000)
     write(tmp_path / "train", [f"é{i}\t{i}\n" * 5000 * (i + 1) for i in range(9)])
     found = [(path, path.stat().st_size) for path in sorted(tmp_path.glob("train/*"))]
-    lines = list(script.sample(found))
+    lines = list(vocabulary.sample(found))
     assert 45_000 < sum(len(line.encode()) + 1 for line in lines) <= 50_000 + len(found)
     assert {f"é{i} {i}" for i in range(9)} == set(lines) & {f"é{i} {i}" for i in range(9)}
     assert "\t" not in "".join(lines)
-    assert lines == list(script.sample(found))
+    assert lines == list(vocabulary.sample(found))
     share = [sum(line == f"é{i} {i}" for line in lines) for i in range(9)]
     assert share == sorted(share)
 
@@ -331,6 +350,7 @@ class Bucket(http.server.BaseHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 def test_pg19_download_resumes(tmp_path):
     source, out = tmp_path / "data" / "pg19", tmp_path / "out"
     write(source / "train", ["here already"])
@@ -356,6 +376,7 @@ def test_pg19_script_refuses(corpus, tmp_path):
     assert "usage:" in run("bash", PG19, "--help").stdout
 
 
+@pytest.mark.slow
 def test_any_folder_is_prepared_for_gpt2(corpus, tmp_path, gpt2):
     environment = {**os.environ, "GPT2_BPE": str(gpt2)}
     result = run("bash", FOR_GPT2, corpus[0], cwd=tmp_path, env=environment)
@@ -366,6 +387,7 @@ def test_any_folder_is_prepared_for_gpt2(corpus, tmp_path, gpt2):
     )
 
 
+@pytest.mark.slow
 def test_the_first_books_of_pg19_are_prepared_for_gpt2(corpus, tmp_path, gpt2):
     environment = {**os.environ, "GPT2_BPE": str(gpt2), "BOOKS": "3"}
     result = run("bash", FOR_GPT2, "pg19", corpus[0], cwd=tmp_path, env=environment)
@@ -379,6 +401,7 @@ def test_the_first_books_of_pg19_are_prepared_for_gpt2(corpus, tmp_path, gpt2):
     assert decoded == documents(corpus[0] / "train")[:3]
 
 
+@pytest.mark.slow
 def test_wikitext_is_prepared_for_gpt2_article_by_article(tmp_path, gpt2):
     (tmp_path / "wiki").mkdir()
     for split in ("train", "valid", "test"):
@@ -404,6 +427,7 @@ def test_wikitext_has_sixty_articles_to_test_with(tmp_path, real_data):
     assert "has no wiki.train.raw" in run(script, tmp_path, tmp_path / "other").stderr
 
 
+@pytest.mark.slow
 def test_the_preparation_for_gpt2_says_what_is_missing_and_leaves_nothing(corpus, tmp_path, gpt2):
     def refused(said, *args, **environment):
         result = run("bash", FOR_GPT2, *args, cwd=tmp_path, env={**os.environ, **environment})

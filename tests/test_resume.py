@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from conftest import BASELINES, MODEL, TASK, TRAIN, finish, load, start_training, train
+from conftest import MODEL, TASK, TRAIN, finish, load, start_training, train
 
 RUN = (
     "--tokens-per-sample 24 --max-update 36 --save-interval-updates 6 "
@@ -90,9 +90,11 @@ SGD = ["--dropout", 0, "--max-update", 18, "--optimizer", "nag", "--momentum", 0
 # Adam makes a step of full size even of a gradient that is only rounding
 
 
-def assert_equal_but_for_rounding(one, two):
+def assert_equal_but_for_rounding(one, two, validated=True):
     one, two = load(one), load(two)
-    assert one["extra_state"]["val_loss"] == pytest.approx(two["extra_state"]["val_loss"], rel=1e-4)
+    if validated:
+        losses = [state["extra_state"]["val_loss"] for state in (one, two)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     for name, x in one["model"].items():
         assert torch.allclose(x, two["model"][name], atol=1e-4), name
     memories = [state["extra_state"]["train_iterator"]["memory"] for state in (one, two)]
@@ -108,18 +110,6 @@ def test_two_processes_equal_one(data_bin, tmp_path):
     assert_equal_but_for_rounding(
         tmp_path / "1/checkpoint_last.pt", tmp_path / "2/checkpoint_last.pt"
     )
-
-
-@pytest.mark.parametrize("name", BASELINES)
-def test_the_baselines_resume_too_and_on_two_processes(data_bin, tmp_path, name):
-    model = BASELINES[name]
-    finish(start(data_bin, tmp_path / "1", *SGD, model=model))
-    finish(start(data_bin, tmp_path / "2", *SGD, model=model, world=2))
-    finish(start(data_bin, tmp_path / "3", *SGD, "--max-update", 12, model=model, world=2))
-    finish(start(data_bin, tmp_path / "3", *SGD, model=model, world=2))
-    first, second, third = (tmp_path / n / "checkpoint_last.pt" for n in "123")
-    assert_same_training(second, third)
-    assert_equal_but_for_rounding(first, second)
 
 
 def test_other_streams_start_with_a_fresh_memory_and_say_so(data_bin, tmp_path):

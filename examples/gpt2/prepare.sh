@@ -71,5 +71,5 @@ if [[ $name == wikitext-103 ]]; then
 elif [[ $folder ]]; then
     fail "A folder of one's own is the only argument: see --help."
 fi
-python "$here/../../scripts/prepare_documents.py" "$name" "$output" \
+fairseq-inf-prepare "$name" "$output" \
     --bpe gpt2 --gpt2-bpe "$bpe" ${WORKERS:+--workers "$WORKERS"}

@@ -81,5 +81,4 @@ if [[ ! ${1:-} ]]; then
     download
 fi
 
-exec python "$(dirname "$0")/../../scripts/prepare_documents.py" \
-    "$folder" "${2:-data-bin/pg19}" "${options[@]}"
+exec fairseq-inf-prepare "$folder" "${2:-data-bin/pg19}" "${options[@]}"

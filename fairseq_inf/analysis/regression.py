@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq_inf.memory import ContinuousMemory
+from fairseq_inf.memory import SignalMemory
 from fairseq_inf.models.decoder import MemoryDecoder
 
 
@@ -20,7 +20,7 @@ def regression_error(decoder: MemoryDecoder, tokens: Tensor, length: int) -> lis
     such places.  -> the relative error of each layer that has a memory
     """
     memories = [layer.memory for layer in decoder.layers if layer.memory is not None]
-    if not all(isinstance(memory, ContinuousMemory) and not memory.sticky for memory in memories):
+    if not all(isinstance(memory, SignalMemory) and not memory.sticky for memory in memories):
         raise ValueError(
             "only in a continuous memory that is not sticky can be told where a vector is"
         )
@@ -31,14 +31,14 @@ def regression_error(decoder: MemoryDecoder, tokens: Tensor, length: int) -> lis
         memory = memories[number]
 
         def write(vectors: Tensor, state: Any, plan: Any, *args: Any) -> Any:
-            (_, count, first) = plan.groups[0]
-            if count:
-                step = torch.arange(1, count + 1, dtype=torch.float64) / count
-                tau = 0 if first else memory.tau
-                if first:
+            group, schedule = plan.groups[0], memory.schedule
+            if group.count:
+                if group.first:
                     stored[number], places[number] = [], places[number][:0]
-                stored[number].append(memory._gated(vectors[:, vectors.size(1) - count :]))
-                places[number] = torch.cat([tau * places[number], tau + (1 - tau) * step])
+                stored[number].append(memory._gated(vectors[:, vectors.size(1) - group.count :]))
+                old = schedule.move(places[number], group.step, group.count)
+                new = schedule.places(group.step, group.count, 1).new
+                places[number] = torch.cat([old, new])
             return type(memory).write(memory, vectors, state, plan, *args)
 
         memory.write = write

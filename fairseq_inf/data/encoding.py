@@ -3,7 +3,9 @@
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import sentencepiece
 
@@ -12,13 +14,37 @@ class Failure(Exception):
     """Something the user has to change; the message says what."""
 
 
+class Encoding(Protocol):
+    name: str  # in documents.json
+    path: Path  # what it was made of: a class and this path are an encoding in another process
+
+    def __init__(self, path: Path) -> None: ...
+
+    def dictionary(self) -> str:
+        """-> dict.txt"""
+        ...
+
+    def encode(self, text: str) -> Iterator[list[str]]:
+        """Yield the tokens of the whole text in parts."""
+        ...
+
+    def border(self, text: str, start: int) -> int:
+        """The last place from `start` on where a text can be cut and encoded in parts, or -1."""
+        ...
+
+    def decode(self, tokens: list[str]) -> str: ...
+
+    def save(self, folder: Path) -> None: ...
+
+
 class SentencePiece:
     """Tokens are the pieces of a SentencePiece model."""
 
+    name = "sentencepiece"
     # Bytes in any case: a line break, and the character that means a space inside a piece.
     AS_BYTES = {"\n": ["<0x0A>"], "\u2581": ["<0xE2>", "<0x96>", "<0x81>"]}
 
-    def __init__(self, path):
+    def __init__(self, path: Path) -> None:
         try:
             self.model = sentencepiece.SentencePieceProcessor(model_file=str(path))
         except (OSError, RuntimeError):
@@ -33,51 +59,52 @@ class SentencePiece:
                 "without tabs and the like in its pieces."
             )
 
-    def dictionary(self):
+    def dictionary(self) -> str:
         return "".join(f"{symbol} 1\n" for symbol in self.symbols)
 
-    def encode(self, text):
-        """Yield the tokens line by line."""
+    def encode(self, text: str) -> Iterator[list[str]]:
         for part in re.split("([\n\u2581])", text):
             yield self.AS_BYTES.get(part) or self.model.encode(part, out_type=str)
 
-    def border(self, text, start):
-        """The last place from `start` on where a text can be cut and encoded in parts, or -1."""
+    def border(self, text: str, start: int) -> int:
         return text.rfind("\n", start)
 
-    def decode(self, tokens):
+    def decode(self, tokens: list[str]) -> str:
         return self.model.decode(tokens)
 
-    def save(self, folder):
+    def save(self, folder: Path) -> None:
         shutil.copyfile(self.path, folder / "spm.model")
 
 
 class GPT2:
     """Tokens are the ids of GPT-2's byte pair encoding, in digits."""
 
-    def __init__(self, folder):
-        for path in (folder / "encoder.json", folder / "vocab.bpe"):
-            if not path.is_file():
-                raise Failure(f"--gpt2-bpe: {path} does not exist.")
+    name = "gpt2"
+
+    def __init__(self, path: Path) -> None:
+        """path: of a folder with encoder.json and vocab.bpe"""
+        for file in (path / "encoder.json", path / "vocab.bpe"):
+            if not file.is_file():
+                raise Failure(f"--gpt2-bpe: {file} does not exist.")
         from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
-        self.folder = folder
+        self.path = path
         try:
-            self.bpe = get_encoder(folder / "encoder.json", folder / "vocab.bpe")
+            self.bpe = get_encoder(path / "encoder.json", path / "vocab.bpe")
             symbols = {*self.bpe.byte_encoder.values(), *(a + b for a, b in self.bpe.bpe_ranks)}
             if not symbols <= set(self.bpe.encoder):
                 raise ValueError
         except (AttributeError, ValueError):
             raise Failure(
-                f"--gpt2-bpe: {folder}/encoder.json and vocab.bpe do not belong together or are "
+                f"--gpt2-bpe: {path}/encoder.json and vocab.bpe do not belong together or are "
                 "damaged, fetch both again."
             ) from None
 
-    def dictionary(self):
+    def dictionary(self) -> str:
         """The folder's own dictionary where there is one, as pretrained models need it.  It may
         lack <|endoftext|>, which no text has, and </s> stands for."""
         symbols = [str(i) for i in sorted(self.bpe.encoder.values())]
-        path = self.folder / "dict.txt"
+        path = self.path / "dict.txt"
         text = (
             path.read_text("utf-8")
             if path.exists()
@@ -88,31 +115,30 @@ class GPT2:
             raise Failure(f"--gpt2-bpe: {path} lacks ids of encoder.json, remove it.")
         return text
 
-    def encode(self, text):
-        """Yield the tokens of the whole text in parts."""
+    def encode(self, text: str) -> Iterator[list[str]]:
         for part in re.split(r"(?<=[\w!-~])(?=\n)", text):  # no token reaches over such a place
             yield [str(i) for i in self.bpe.encode(part)]
         if len(self.bpe.cache) > 500_000:
             self.bpe.cache.clear()
 
-    def border(self, text, start):
-        """The last place from `start` on where a text can be cut and encoded in parts, or -1."""
+    def border(self, text: str, start: int) -> int:
         for at in range(len(text) - 1, max(start, 1) - 1, -1):
             if text[at].isspace() and not text[at - 1].isspace():
                 return at
         return -1
 
-    def decode(self, tokens):
+    def decode(self, tokens: list[str]) -> str:
         return self.bpe.decode([int(token) for token in tokens if token.isdigit()])
 
-    def save(self, folder):
+    def save(self, folder: Path) -> None:
         for name in ("encoder.json", "vocab.bpe"):
-            shutil.copyfile(self.folder / name, folder / name)
+            shutil.copyfile(self.path / name, folder / name)
 
 
-def load_encoding(folder):
-    """The encoding that a data-bin of `scripts/prepare_documents.py` was made with, else None."""
-    summary = Path(folder, "documents.json")
+def load_encoding(folder: str | Path) -> Encoding | None:
+    """The encoding that `fairseq-inf-prepare` or `fairseq-inf-import` left in a folder, or None."""
+    folder = Path(folder)
+    summary = folder / "documents.json"
     if not summary.is_file():
         return None
     try:
@@ -122,4 +148,4 @@ def load_encoding(folder):
     for file in ("encoder.json", "vocab.bpe") if name == "gpt2" else ("spm.model",):
         if not Path(folder, file).is_file():
             raise Failure(f"{Path(folder, file)} is missing: prepare the data again.")
-    return GPT2(Path(folder)) if name == "gpt2" else SentencePiece(Path(folder, "spm.model"))
+    return GPT2(folder) if name == "gpt2" else SentencePiece(folder / "spm.model")

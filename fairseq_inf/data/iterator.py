@@ -1,6 +1,8 @@
 """fairseq's epoch iterator over segments, which saves the memory with the place in the data."""
 
 import logging
+from collections.abc import Mapping, Sized
+from typing import Any
 
 from fairseq.data.iterators import EpochBatchIterator
 
@@ -15,7 +17,16 @@ class StreamIterator(EpochBatchIterator):
     rows: which of all rows, a slice, are this process's.
     """
 
-    def __init__(self, batches, memory, layout, rows, epoch=1, num_workers=0, buffer_size=0):
+    def __init__(
+        self,
+        batches: Sized,
+        memory: Any,
+        layout: dict[str, Any],
+        rows: slice,
+        epoch: int = 1,
+        num_workers: int = 0,
+        buffer_size: int = 0,
+    ) -> None:
         super().__init__(
             dataset=batches,
             collate_fn=_only,
@@ -27,14 +38,14 @@ class StreamIterator(EpochBatchIterator):
         )
         self.memory, self.layout, self.rows = memory, layout, rows
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         state["layout"], state["segments"] = self.layout, len(self)
         if state["iterations_in_epoch"] > 0:
             state["memory"] = self.memory.save_memory()
         return state
 
-    def load_state_dict(self, state):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         state = dict(state)
         memory, layout = state.pop("memory", None), state.pop("layout", None)
         segments, done = state.pop("segments", None), state["iterations_in_epoch"]
@@ -59,6 +70,6 @@ class StreamIterator(EpochBatchIterator):
         self.memory.restore_memory(memory, self.rows)
 
 
-def _only(items):
+def _only(items: list[Any]) -> Any:
     (item,) = items
     return item

@@ -1,15 +1,18 @@
 """Texts to go on with, for fairseq-generate and fairseq-interactive."""
 
 import logging
+from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 import torch
 from fairseq.data import FairseqDataset, data_utils, iterators
+from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
 
-def check_words(total, unknown, name, advice):
+def check_words(total: int, unknown: int, name: str, advice: str) -> None:
     """Refuse a text of no words, or of none that the dictionary has; tell of some."""
     if not total:
         raise ValueError(f"{name} is empty: there must be something to read")
@@ -22,7 +25,7 @@ def check_words(total, unknown, name, advice):
         )
 
 
-def without_end(text, ends):
+def without_end(text: Tensor, ends: Collection[int]) -> Tensor:
     """The tokens without those of `ends` that they end with."""
     size = len(text)
     while size and int(text[size - 1]) in ends:
@@ -33,17 +36,17 @@ def without_end(text, ends):
 class PromptDataset(FairseqDataset):
     """One prompt an item.  ids: their numbers, if it is not a count from 0."""
 
-    def __init__(self, texts, pad, ids=None):
+    def __init__(self, texts: list[Tensor], pad: int, ids: list[int] | None = None) -> None:
         self.texts, self.pad, self.ids = texts, pad, ids or list(range(len(texts)))
         self.sizes = np.array([len(text) for text in self.texts])
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.texts)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> dict[str, Any]:
         return {"id": self.ids[index], "tokens": self.texts[index]}
 
-    def collater(self, samples):
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         if not samples:
             return {}
         texts = [sample["tokens"] for sample in samples]
@@ -58,10 +61,16 @@ class PromptDataset(FairseqDataset):
             "target": None,
         }
 
-    def batches(self, max_tokens=None, max_sentences=None, num_shards=1, shard_id=0):
+    def batches(
+        self,
+        max_tokens: int | None = None,
+        max_sentences: int | None = None,
+        num_shards: int = 1,
+        shard_id: int = 0,
+    ) -> iterators.EpochBatchIterator:
         """fairseq's iterator over batches of prompts of like length.  A prompt of any length
         goes in; one that is longer than max_tokens has a batch of its own."""
-        batches = []
+        batches: list[list[int]] = []
         for index in np.argsort(self.sizes, kind="stable").tolist():
             size = len(batches[-1]) if batches else 0
             room = size and (max_sentences is None or size < max_sentences)

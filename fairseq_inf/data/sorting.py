@@ -10,22 +10,20 @@ that came first, at last those that did not occur, in numeric order.
 """
 
 import argparse
-import json
 import os
-import shutil
-import sys
-import tempfile
+from collections.abc import Iterable, Sequence
 
 import numpy as np
-import torch
-from fairseq.data import Dictionary, indexed_dataset
+from fairseq.data import Dictionary
 from tqdm import tqdm
+
+from .synthetic import SPLITS, binarize, check_least, make_folder
 
 SEPARATOR = "<sep>"
 SUMMARY = "sorting.json"  # of a data-bin: what it was made with
 
 
-def draw(rng, vocabulary, length):
+def draw(rng: np.random.Generator, vocabulary: int, length: int) -> np.ndarray:
     """-> the tokens of one sequence, integers below `vocabulary`: T"""
     p0, p1 = rng.integers(1, 10, size=(2, vocabulary))
     alpha = np.arange(length) / max(length - 1, 1)
@@ -37,7 +35,7 @@ def draw(rng, vocabulary, length):
     return np.where(late, drawn[1], drawn[0])
 
 
-def sort(tokens, vocabulary):
+def sort(tokens: np.ndarray, vocabulary: int) -> np.ndarray:
     """-> the V tokens by falling frequency, ties by first appearance, absent ones at last"""
     counts = np.bincount(tokens, minlength=vocabulary)
     first = np.arange(len(tokens), len(tokens) + vocabulary)  # absent: in numeric order
@@ -45,12 +43,14 @@ def sort(tokens, vocabulary):
     return np.lexsort((first, -counts))
 
 
-def chance_accuracy(vocabulary):
+def chance_accuracy(vocabulary: int) -> float:
     """Share of the target tokens that a guess among those not named yet gets right."""
     return sum(1 / left for left in range(1, vocabulary + 1)) / vocabulary
 
 
-def oracle_accuracy(sequences, vocabulary, window=None):
+def oracle_accuracy(
+    sequences: Iterable[np.ndarray], vocabulary: int, window: int | None = None
+) -> float:
     """Share of the target tokens that a counter gets right, which is told the right ones before.
 
     It counts all tokens, or the last `window` of them; between tokens that it has counted equally
@@ -70,7 +70,7 @@ def oracle_accuracy(sequences, vocabulary, window=None):
     return right / total
 
 
-def kendall_tau(order, found):
+def kendall_tau(order: Sequence[int], found: Sequence[int]) -> float:
     """Pairs of `order` that stand in the same order in `found`, less those in the other one, by
     all pairs.  A token's place in `found` is its first; those that are missing share the last."""
     place = {token: i for i, token in reversed(list(enumerate(found)))}
@@ -79,7 +79,7 @@ def kendall_tau(order, found):
     return float(agree.mean()) if len(agree) else 1.0
 
 
-def dictionary(vocabulary):
+def dictionary(vocabulary: int) -> Dictionary:
     words = Dictionary()
     for token in range(vocabulary):
         words.add_symbol(str(token))
@@ -87,32 +87,26 @@ def dictionary(vocabulary):
     return words
 
 
-def binarize(folder, split, sequences, vocabulary, words):
-    """Write one split as fairseq-preprocess would write its lines."""
-    prefix = os.path.join(folder, split)
-    index = np.array([words.index(str(token)) for token in range(vocabulary)])
-    separator, eos = words.index(SEPARATOR), words.eos()
-    builder = indexed_dataset.make_builder(f"{prefix}.bin", "mmap", len(words))
-    for tokens in sequences:
-        line = np.concatenate([index[tokens], [separator], index[sort(tokens, vocabulary)], [eos]])
-        builder.add_item(torch.from_numpy(line))
-    builder.finalize(f"{prefix}.idx")
-
-
-def make(folder, length, vocabulary, sizes, seed):
+def make(folder: str, length: int, vocabulary: int, sizes: Sequence[int], seed: int) -> None:
     """Write dict.txt and the three splits into a folder."""
     words = dictionary(vocabulary)
     words.save(os.path.join(folder, "dict.txt"))
-    for number, (split, size) in enumerate(zip(("train", "valid", "test"), sizes, strict=True)):
+    index = np.array([words.index(str(token)) for token in range(vocabulary)])
+    separator, eos = words.index(SEPARATOR), words.eos()
+    for number, (split, size) in enumerate(zip(SPLITS, sizes, strict=True)):
         rng = np.random.default_rng([seed, number, length, vocabulary])
         sequences = (
             draw(rng, vocabulary, length)
             for _ in tqdm(range(size), desc=split, unit=" sequences", mininterval=1)
         )
-        binarize(folder, split, sequences, vocabulary, words)
+        lines = (
+            np.concatenate([index[tokens], [separator], index[sort(tokens, vocabulary)], [eos]])
+            for tokens in sequences
+        )
+        binarize(folder, split, lines, words)
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description="Make the data of the sorting task.")
     parser.add_argument("folder", help="folder to make, with dict.txt, train, valid and test")
     parser.add_argument("--length", type=int, default=4000, help="tokens to sort, T")
@@ -122,35 +116,9 @@ def main():
     )
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    for flag, value, least in (
-        ("--length", args.length, 1),
-        ("--vocabulary", args.vocabulary, 2),
-        ("--sizes", min(args.sizes), 1),
-        ("--seed", args.seed, 0),
-    ):
-        if value < least:
-            parser.error(f"{flag} must be at least {least}, got {value}")
-    if os.path.exists(args.folder):
-        parser.error(f"{args.folder} is there already: remove it, or name another folder")
-    folder = os.path.abspath(args.folder)
+    check_least(parser, args, {"length": 1, "vocabulary": 2, "sizes": 1, "seed": 0})
     made = {name: vars(args)[name] for name in ("length", "vocabulary", "sizes", "seed")}
-    partial = None
-    try:
-        os.makedirs(os.path.dirname(folder), exist_ok=True)
-        partial = tempfile.mkdtemp(
-            prefix=f"{os.path.basename(folder)}.", dir=os.path.dirname(folder)
-        )
-        make(partial, **made)
-        with open(os.path.join(partial, SUMMARY), "w") as file:
-            json.dump(made, file)
-        os.chmod(partial, 0o755)
-        os.rename(partial, folder)
-    except (OSError, MemoryError) as error:
-        reason = getattr(error, "strerror", None) or "out of memory"
-        sys.exit(f"cannot write {args.folder}: {reason}")
-    finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
+    make_folder(args.folder, make, made, SUMMARY)
     print(f"wrote {sum(args.sizes):,} sequences of {args.length:,} tokens to {args.folder}")
 
 

@@ -1,10 +1,15 @@
 """Which token of which stream is in which row of which segment."""
 
+from typing import Any
+
 import numpy as np
 import torch
-from fairseq.data import FairseqDataset
+from fairseq.data import Dictionary, FairseqDataset
+from torch import Tensor
 
 from .prompts import without_end
+
+Spans = list[list[tuple[int, int]]]  # of each row: where what it reads begins and ends
 
 
 class StreamDataset(FairseqDataset):
@@ -14,7 +19,9 @@ class StreamDataset(FairseqDataset):
     fairseq-preprocess wrote, so that the lines are the documents.
     """
 
-    def __init__(self, lines, dictionary, layout, separator, name):
+    def __init__(
+        self, lines: Any, dictionary: Dictionary, layout: str, separator: int, name: str
+    ) -> None:
         """lines: fairseq's indexed dataset.  layout: 'corpus' or 'documents'."""
         self.lines, self.dictionary, self.layout, self.name = lines, dictionary, layout, name
         self.separator = separator
@@ -31,7 +38,7 @@ class StreamDataset(FairseqDataset):
         else:
             self.documents = np.array([0, self.num_tokens_total])
 
-    def _find_documents(self):
+    def _find_documents(self) -> np.ndarray:
         if self.separator == self.dictionary.eos():
             borders = self.ends
         else:
@@ -47,7 +54,7 @@ class StreamDataset(FairseqDataset):
         borders = borders[borders < self.num_tokens_total]
         return np.concatenate([[0], borders, [self.num_tokens_total]])
 
-    def read(self, begin, end):
+    def read(self, begin: int, end: int) -> Tensor:
         """Tokens begin .. end-1 of the flat sequence."""
         line = int(np.searchsorted(self.ends, begin, side="right"))
         parts = []
@@ -59,7 +66,7 @@ class StreamDataset(FairseqDataset):
             line += 1
         return torch.cat(parts).long()
 
-    def spans(self, rows, length, shuffle_seed=None):
+    def spans(self, rows: int, length: int, shuffle_seed: int | None = None) -> Spans:
         """For each row the (begin, end) of what it reads, in order.
 
         corpus: the sequence cut into `rows` pieces of even length.  documents: whole documents,
@@ -81,7 +88,7 @@ class StreamDataset(FairseqDataset):
             np.random.RandomState(shuffle_seed % 2**32).shuffle(order)
         place = np.argsort(order)  # the place of a document in its row, relative to others
         load = np.zeros(rows, dtype=np.int64)
-        chosen = [[] for _ in range(rows)]
+        chosen: list[list[int]] = [[] for _ in range(rows)]
         for document in order[np.argsort(-segments[order], kind="stable")]:
             row = int(load.argmin())
             load[row] += segments[document]
@@ -91,7 +98,7 @@ class StreamDataset(FairseqDataset):
             for row in chosen
         ]
 
-    def prompts(self):
+    def prompts(self) -> dict[int, Tensor]:
         """Number and tokens of each document, or line of a corpus, that has words; without the
         eos and the separator at its end."""
         documents = self.layout == "documents"
@@ -103,17 +110,17 @@ class StreamDataset(FairseqDataset):
                 found[i] = text
         return found
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.documents) - 1
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> Tensor:
         return self.read(int(self.documents[index]), int(self.documents[index + 1]))
 
     @property
-    def sizes(self):
+    def sizes(self) -> np.ndarray:
         return np.diff(self.documents)
 
-    def num_tokens(self, index):
+    def num_tokens(self, index: int) -> int:
         return int(self.sizes[index])
 
     size = num_tokens
@@ -129,7 +136,9 @@ class SegmentBatches(torch.utils.data.Dataset):
     up to that many tokens earlier; those are no targets.
     """
 
-    def __init__(self, dataset, spans, length, own, context=0):
+    def __init__(
+        self, dataset: StreamDataset, spans: Spans, length: int, own: slice, context: int = 0
+    ) -> None:
         """spans: for each row of all processes the (begin, end) of what it reads, in order.
         own: which of the rows are this process's, a slice."""
         self.dataset, self.context = dataset, context
@@ -143,14 +152,14 @@ class SegmentBatches(torch.utils.data.Dataset):
         self.tables = tables[own]
         self.eos, self.pad = dataset.dictionary.eos(), dataset.dictionary.pad()
 
-    def __len__(self):
+    def __len__(self) -> int:
         return self.num_segments
 
     @property
-    def num_rows(self):
+    def num_rows(self) -> int:
         return len(self.tables)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> dict[str, Any]:
         rows, width = len(self.tables), int(self.widths[index])
         tokens = torch.full((rows, width), self.pad)
         target = torch.full((rows, width), self.pad)
@@ -189,7 +198,7 @@ class SegmentBatches(torch.utils.data.Dataset):
         return batch
 
 
-def find_question(dataset, document, separator):
+def find_question(dataset: StreamDataset, document: int, separator: int) -> int:
     """Where in a document the separator is, after which its answer stands."""
     tokens = dataset[document].numpy()
     found = np.flatnonzero(tokens == separator)
@@ -208,7 +217,15 @@ class SequenceBatches(torch.utils.data.Dataset):
     Only what follows the separator of a document is a target, but for the eos at the end.
     """
 
-    def __init__(self, dataset, rows, length, own, separator, shuffle_seed=None):
+    def __init__(
+        self,
+        dataset: StreamDataset,
+        rows: int,
+        length: int,
+        own: slice,
+        separator: int,
+        shuffle_seed: int | None = None,
+    ) -> None:
         """rows: of all processes.  own: which of them are this one's, a slice."""
         self.dataset, self.length, self.separator = dataset, length, separator
         self.rows, self.own = rows, own
@@ -219,10 +236,10 @@ class SequenceBatches(torch.utils.data.Dataset):
         asked = [find_question(dataset, d, separator) for d in range(len(dataset))]
         self.first = (np.array(asked) + 1) // length
 
-    def __len__(self):
+    def __len__(self) -> int:
         return -(-len(self.order) // self.rows)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> dict[str, Any]:
         chosen = self.order[index * self.rows : (index + 1) * self.rows]
         spans = [[tuple(self.dataset.documents[d : d + 2].tolist())] for d in chosen]
         spans += [[]] * (self.rows - len(spans))
@@ -248,7 +265,9 @@ class SequenceBatches(torch.utils.data.Dataset):
         }
 
 
-def _segments(spans, length, context=0):
+def _segments(
+    spans: list[tuple[int, int]], length: int, context: int = 0
+) -> tuple[np.ndarray, ...]:
     """-> for each segment of a row its begin, its end, whether a stream begins with it, and how
     many tokens at its begin are context only"""
     columns = []

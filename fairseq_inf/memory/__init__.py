@@ -2,28 +2,38 @@
 
 from .basis import GaussianBasis, ridge_operator
 from .compressive import CompressiveMemory, CompressiveState
-from .continuous import ContinuousMemory, ContinuousState, plan_write
+from .continuous import ContinuousMemory
 from .contract import Encounter, Goals, LongTermMemory, Plan, as_heads, side_by_side, take_part
 from .density import GaussianDensity
 from .errors import SettingError
+from .gibbs import GibbsDensity, GibbsMemory
 from .sampling import mix
+from .schedule import Constant, Logarithmic, Schedule, Uniform
 from .short_term import ShortTermMemory, push
+from .signal import ContinuousState, SignalMemory, plan_write
 from .state import State, load_state, save_state
 
 __all__ = [
     "CompressiveMemory",
     "CompressiveState",
+    "Constant",
     "ContinuousMemory",
     "ContinuousState",
     "Encounter",
     "GaussianBasis",
     "GaussianDensity",
+    "GibbsDensity",
+    "GibbsMemory",
     "Goals",
+    "Logarithmic",
     "LongTermMemory",
     "Plan",
+    "Schedule",
     "SettingError",
     "ShortTermMemory",
+    "SignalMemory",
     "State",
+    "Uniform",
     "as_heads",
     "load_state",
     "mix",

@@ -56,13 +56,16 @@ class GaussianBasis:
         return normal_pdf(t[..., None] - centers, widths**2)
 
 
-def ridge_operator(basis: GaussianBasis, positions: Tensor, penalty: float) -> Tensor:
-    """G = F^T (F F^T + penalty I)^-1 with F = [psi(t_1) .. psi(t_T)], so that B^T = X^T G.
+def ridge_operator(
+    basis: GaussianBasis, positions: Tensor, penalty: float, weights: Tensor | None = None
+) -> Tensor:
+    """G = W F^T (F W F^T + penalty I)^-1 with F = [psi(t_1) .. psi(t_T)], so that B^T = X^T G.
 
     F F^T has eigenvalues of 1e5 and more beside a penalty near 1: the solve is done in float64.
-    positions: T.  -> T x N, in the dtype of the positions
+    positions, weights (the diagonal of W, 1 without): T.  -> T x N, in the dtype of the positions
     """
     f = basis.evaluate(positions.double()).T  # N x T
-    gram = f @ f.T
+    weighted = f if weights is None else f * weights
+    gram = weighted @ f.T
     gram.diagonal().add_(penalty)
-    return torch.cholesky_solve(f, torch.linalg.cholesky(gram)).T.to(positions.dtype)
+    return torch.cholesky_solve(weighted, torch.linalg.cholesky(gram)).T.to(positions.dtype)

@@ -10,8 +10,9 @@ from typing import Any
 from fairseq_inf.memory import SettingError
 
 
-def setting(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+def setting(default: Any, text: str, **before: Any) -> Any:
+    """before=value: what models had that were trained when there was no such setting yet."""
+    return field(default=default, metadata={"help": text, **before})
 
 
 def flag(name: str) -> str:

@@ -4,7 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from fairseq_inf.memory import ContinuousMemory
+from fairseq.dataclass import ChoiceEnum
+
+from fairseq_inf.memory import ContinuousMemory, GibbsMemory, SignalMemory
 
 from .flags import numbers, setting, told_by_flags
 from .memory_lm import MemoryLM, MemoryLMConfig, register
@@ -14,10 +16,16 @@ from .memory_lm import MemoryLM, MemoryLMConfig, register
 class InfiniteFormerConfig(MemoryLMConfig):
     ltm_basis: int = setting(256, "basis functions of the long-term memory, N")
     ltm_widths: str = setting(
-        "0.01,0.05", "widths of the basis functions, which share them evenly; auto: 2/N,8/N"
+        "0.01,0.05", "widths of the basis functions, which share them evenly; auto: one of 1/N"
     )
-    ltm_tau: float = setting(0.5, "share of the signal that the past is contracted to, in ]0,1[")
-    ltm_samples: Optional[int] = setting(None, "samples of the past at a write, M (default: N)")
+    ltm_tau: Optional[float] = setting(
+        None, "share of the signal that the past is contracted to (default: 0.5); "
+        "of a uniform schedule its ceiling (default: none)",
+    )  # fmt: skip
+    ltm_samples: Optional[int] = setting(
+        None,
+        "samples of the past at a write, M (default: N, or 2N if the schedule is not constant)",
+    )
     ltm_ridge: float = setting(0.5, "penalty of the ridge regression")
     ltm_sticky: bool = setting(False, "sample the past where the last segment looked at it")
     ltm_bins: int = setting(128, "bins of the histogram of sticky memories, D")
@@ -25,26 +33,42 @@ class InfiniteFormerConfig(MemoryLMConfig):
         None, "layers with a long-term memory, 0,1,.. (default: all)"
     )
     ltm_threshold: int = setting(0, "forget everything after this many vectors; 0 for never")
+    ltm_schedule: ChoiceEnum(["constant", "uniform", "logarithmic"]) = setting(  # type: ignore
+        "constant", "how the past is contracted: to tau at each write, as the paper does; so that "
+        "all of it has the same room; or room in proportion to 1 / age", before="constant",
+    )  # fmt: skip
+    ltm_oldest: int = setting(
+        1_000_000, "age in tokens that a logarithmic schedule loses", before=1_000_000
+    )
+    ltm_density: ChoiceEnum(["gaussian", "gibbs"]) = setting(  # type: ignore
+        "gaussian", "how a query reads: through one Gaussian, or exp(q . k(t)) over all of time",
+        before="gaussian",
+    )  # fmt: skip
+    ltm_points: Optional[int] = setting(
+        None, "points of the signal that a Gibbs density is over, D (default: 2N)", before=None
+    )
+    ltm_silent: bool = setting(
+        False, "an output projection of zeros: the memory adds nothing at first", before=False
+    )
 
 
 @register(
     "infinite_former_lm",
     InfiniteFormerConfig,
-    wt103={"ltm_basis": 150, "ltm_widths": "0.01,0.05", "ltm_tau": 0.5},
+    wt103={"ltm_basis": 150, "ltm_widths": "0.01,0.05"},
     sorting={"ltm_basis": 1024, "ltm_widths": "0.01,0.05", "ltm_tau": 0.75},
-    gpt2={"ltm_basis": 512, "ltm_widths": "0.005,0.01", "ltm_tau": 0.5},
+    gpt2={"ltm_basis": 512, "ltm_widths": "0.005,0.01"},
 )
 class InfiniteFormerLM(MemoryLM):
     @classmethod
-    def build_memory(cls, cfg: Any) -> Callable[[int], ContinuousMemory | None]:
+    def build_memory(cls, cfg: Any) -> Callable[[int], SignalMemory | None]:
         if cfg.ltm_basis < 1:
             raise ValueError(
                 f"--ltm-basis must be at least 1, got {cfg.ltm_basis}: "
                 "the model without a long-term memory is --arch transformer_xl_lm, or gpt2_lm"
             )
         if cfg.ltm_widths == "auto":
-            # each width has N/2 centres, 2/N apart
-            widths = [2 / cfg.ltm_basis, 8 / cfg.ltm_basis]
+            widths = [1 / cfg.ltm_basis]
         else:
             widths = numbers(cfg.ltm_widths, "--ltm-widths (auto, or 0.01,0.05)", float)
         layers = set(range(cfg.decoder_layers))
@@ -57,23 +81,31 @@ class InfiniteFormerLM(MemoryLM):
                 )
             layers = chosen
 
-        def build(number: int) -> ContinuousMemory | None:
+        def build(number: int) -> SignalMemory | None:
             if number not in layers:
                 return None
-            names = ("widths", "tau", "samples", "ridge", "sticky", "bins", "threshold")
+            kind, own = ContinuousMemory, {"bins": cfg.ltm_bins}
+            if cfg.ltm_density == "gibbs":
+                kind, own = GibbsMemory, {"points": cfg.ltm_points}
+            names = ("widths", "tau", "oldest", "samples", "ridge", "bins", "threshold", "points")
             with told_by_flags(num_basis="ltm_basis", **{name: f"ltm_{name}" for name in names}):
-                return ContinuousMemory(
+                memory = kind(
                     cfg.decoder_embed_dim,
                     cfg.decoder_attention_heads,
                     cfg.ltm_basis,
                     widths,
+                    schedule=str(cfg.ltm_schedule),
                     tau=cfg.ltm_tau,
+                    oldest=cfg.ltm_oldest,
                     samples=cfg.ltm_samples,
                     ridge=cfg.ltm_ridge,
                     sticky=cfg.ltm_sticky,
-                    bins=cfg.ltm_bins,
                     threshold=cfg.ltm_threshold,
                     seed=cfg.seed * 1000 + number,
+                    **own,
                 )
+            if cfg.ltm_silent:
+                memory.start_silent(number, cfg.decoder_layers)
+            return memory
 
         return build

@@ -9,9 +9,14 @@ from typing import Any, Optional
 
 from fairseq import utils
 from fairseq.dataclass import ChoiceEnum
-from fairseq.models import FairseqLanguageModel, register_model, register_model_architecture
+from fairseq.models import (
+    ARCH_MODEL_REGISTRY,
+    FairseqLanguageModel,
+    register_model,
+    register_model_architecture,
+)
 from fairseq.modules import AdaptiveInput
-from omegaconf import II
+from omegaconf import II, open_dict
 from torch import Tensor, nn
 
 from fairseq_inf.memory import Goals, LongTermMemory
@@ -101,10 +106,20 @@ class MemoryLM(FairseqLanguageModel):
         names = ["stm_length", "decoder_post_norm", "activation_fn", *names, *host.memory_fields]
         if host is not HOSTS["transformer_xl"]:
             names.insert(0, "decoder_host")
-        settings = {flag(name): getattr(cfg, name) for name in names}
-        settings["ltm_enabled"] = decoder.ltm_enabled
-        # a checkpoint holds plain values only
-        return {k: str(v) if isinstance(v, Enum) else v for k, v in settings.items()}
+        before = {
+            field.name: field.metadata["before"]
+            for field in fields(cls.config)
+            if "before" in field.metadata
+        }
+        settings = {}
+        for name in names:
+            value = getattr(cfg, name)
+            value = (
+                str(value) if isinstance(value, Enum) else value
+            )  # a checkpoint holds plain ones
+            if name not in before or value != before[name]:
+                settings[flag(name)] = value
+        return {**settings, "ltm_enabled": decoder.ltm_enabled}
 
     @classmethod
     def from_pretrained(
@@ -175,6 +190,17 @@ class MemoryLM(FairseqLanguageModel):
             digest.update(f"{name} {tuple(x.shape)} ".encode())
             digest.update(x.detach().cpu().float().contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+
+def complete(cfg: Any) -> None:
+    """Give the configuration of an older checkpoint what its model was without saying so."""
+    model = ARCH_MODEL_REGISTRY.get(cfg.get("_name") or cfg.get("arch"))
+    if model is None or not issubclass(model, MemoryLM):
+        return
+    with open_dict(cfg):
+        for field in fields(model.config):
+            if field.name not in cfg:
+                cfg[field.name] = field.metadata.get("before", field.default)
 
 
 def check_sizes(cfg: Any) -> None:

@@ -22,6 +22,7 @@ from fairseq_inf.data import (
     check_words,
     without_end,
 )
+from fairseq_inf.models.memory_lm import complete
 from fairseq_inf.models.prompt_model import PromptModel
 
 from .recovery import allow_broadcast, is_whole, mend, resume_path, task_state
@@ -228,8 +229,10 @@ class LongSequenceLMTask(FairseqTask):
 
     # the memory as part of the training state
 
-    def build_model(self, cfg, *args, **kwargs):
-        self.model = super().build_model(cfg, *args, **kwargs)
+    def build_model(self, cfg, from_checkpoint=False):
+        if from_checkpoint:
+            complete(cfg)
+        self.model = super().build_model(cfg, from_checkpoint)
         return self.model
 
     def build_criterion(self, cfg, *args, **kwargs):

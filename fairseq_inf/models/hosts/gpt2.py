@@ -23,7 +23,7 @@ class GPT2Decoder(PretrainedDecoder):
 
     Config = GPT2HostConfig
     title = "GPT-2"
-    encoding = "GPT-2's byte pair encoding (prepare_documents.py --bpe gpt2)"
+    encoding = "GPT-2's byte pair encoding (fairseq-inf-prepare --bpe gpt2)"
     architectures = {
         size: {
             "decoder_layers": layers,

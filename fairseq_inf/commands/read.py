@@ -1,13 +1,14 @@
 """fairseq-inf-read: read a text of any size and keep the memory of it in a file."""
 
 import argparse
+import io
 import os
 import sys
 import time
 from pathlib import Path
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(prog="fairseq-inf-read", description=__doc__.split(": ")[1])
     parser.add_argument("text", help="file in UTF-8, or - for standard input")
     parser.add_argument("--path", required=True, help="checkpoint of the model")
@@ -21,11 +22,10 @@ def main():
         parser.error(f"--output {args.output}: {folder} does not exist")
     if os.path.isdir(args.output) or not os.access(folder, os.W_OK):
         parser.error(f"--output {args.output} cannot be written: name a file in a folder of yours")
-    text = Path(args.text)
+    text: Path | io.TextIOWrapper = Path(args.text)
     if args.text == "-":
-        text = sys.stdin
-        text.reconfigure(encoding="utf-8", errors="strict")
-    elif not text.is_file():
+        text = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="strict")
+    elif not Path(args.text).is_file():
         parser.error(f"{args.text} does not exist or is not a file")
 
     import torch

@@ -1,0 +1,190 @@
+"""fairseq-inf-capacity: what a continuous memory keeps of each segment, in closed form.
+
+A write is linear, B <- A B + C X, so that after n segments B = W X for one operator W of all
+tokens.  For white vectors the best linear decoder of token i from B has R^2_i = W_i^T K^-1 W_i with
+K = W W^T + E, and the sum over all tokens, the capacity spent, is at most N.  E is what float32
+adds: each product in A B and C X is rounded by 2^-24 of its size, which later writes carry on.
+"""
+
+import argparse
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from fairseq_inf.memory import GaussianBasis
+from fairseq_inf.memory.schedule import Constant, Logarithmic, Uniform, write_operators
+
+from .report import pyplot, save, table, write_csv
+
+ROUNDING = 2.0**-24
+SCHEDULES = ("constant", "uniform", "logarithmic")
+
+
+@dataclass
+class Retention:
+    """R^2 by age, the last segment first."""
+
+    tokens: torch.Tensor  # n x L
+    means: torch.Tensor  # n: of the mean of each segment
+
+    @property
+    def capacity(self):
+        return float(self.tokens.sum())
+
+
+def retention(operators, length, segments):
+    """operators(held, new) -> (A or None, C), the maps of a write of `new` vectors to `held` ones.
+
+    K = Z Z^T where Z is W beside a root of E; by Z^T = Q R, R^2_i is the squared length of row i
+    of Q, which needs neither the square of a condition number nor a cutoff.
+    """
+    writes = [operators(number * length, length) for number in range(segments)]
+    noise = _rounding(writes)
+    stored, rounded = [], []
+    later = torch.eye(len(noise[0]), dtype=torch.float64)  # what the later writes make of B
+    for (carry, fit), error in zip(reversed(writes), reversed(noise), strict=True):
+        stored.append(later @ fit)
+        rounded.append(later * error)
+        if carry is not None:  # the first write has none
+            later = later @ carry
+    z = torch.cat(stored + rounded, dim=1)
+    size = z.norm(dim=1, keepdim=True).clamp(min=1e-300)
+    q, _ = torch.linalg.qr((z / size).T)
+    q = q[: length * segments].view(segments, length, -1)
+    return Retention(q.square().sum(dim=-1), q.sum(dim=1).square().sum(dim=-1) / length)
+
+
+def _rounding(writes):
+    """-> standard deviation of what float32 adds to B at each write: list of N"""
+    found, covariance = [], 0
+    for carry, fit in writes:
+        variance = fit.square().sum(dim=1)
+        if carry is not None and found:
+            variance = variance + carry.square() @ covariance.diagonal()
+            covariance = carry @ covariance @ carry.T
+        covariance = covariance + fit @ fit.T
+        found.append(ROUNDING * variance.sqrt())
+    return found
+
+
+def schedule_operators(schedule, basis, samples, ridge):
+    """-> the `operators` of `retention`, each computed once."""
+    known = {}
+
+    def operators(held, new):
+        step = schedule.step(held, new)
+        if (step, new) not in known:
+            places = schedule.places(step, new, samples)
+            carry, _, fit = write_operators(basis, places, ridge)
+            known[step, new] = carry, fit
+        return known[step, new]
+
+    return operators
+
+
+def ages(segments):
+    """0, 1, 2, 4, 8, .. and the oldest"""
+    powers = [2**i for i in range(segments.bit_length())]
+    return sorted({0, segments - 1, *(age for age in powers if age < segments)})
+
+
+def draw(path, found, title):
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(6, 4))
+    for number, (name, kept) in enumerate(found.items()):
+        age = range(1, len(kept.means) + 1)
+        axes.plot(age, kept.means, color=f"C{number}", label=name)
+        axes.plot(age, kept.tokens.mean(dim=1), ":", color=f"C{number}")
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("age in segments")
+    axes.set_ylabel("R² of a segment's mean (dotted: of one token)")
+    axes.set_ylim(0, 1.02)
+    axes.set_title(title, fontsize=10)
+    axes.legend(fontsize=8)
+    save(plt, figure, path)
+
+
+def parse():
+    parser = argparse.ArgumentParser(
+        prog="fairseq-inf-capacity", description=__doc__.splitlines()[0].split(": ")[1]
+    )
+    add = parser.add_argument
+    add("--basis", type=int, default=64, help="basis functions, N")
+    add("--widths", default="auto", help="their widths, 0.01,0.05; auto: one, of 1/N")
+    add("--schedule", nargs="+", choices=SCHEDULES, default=SCHEDULES, help="one or several")
+    add("--tau", type=float, help="constant: share of the past (0.5); uniform: its ceiling (none)")
+    add("--recent", type=int, help="logarithmic: a0 (a segment)")
+    add("--oldest", type=int, help="logarithmic: A (all tokens)")
+    add("--samples", type=int, help="samples of the past at a write, M (2N)")
+    add("--ridge", type=float, default=0.5, help="penalty of the regression")
+    add("--segment", type=int, default=64, help="tokens of a segment, L")
+    add("--segments", type=int, default=32, help="how many have been written")
+    add("--output", help="write OUTPUT.csv and OUTPUT.png, too")
+    args = parser.parse_args()
+    for flag in ("basis", "recent", "oldest", "samples", "segment", "segments"):
+        value = getattr(args, flag)
+        if value is not None and value < 1:
+            parser.error(f"--{flag} must be at least 1, got {value}")
+    if args.tau is not None and not 0 < args.tau < 1:
+        parser.error(f"--tau must be strictly between 0 and 1, got {args.tau}")
+    if not args.ridge > 0:
+        parser.error(f"--ridge must be positive, got {args.ridge}")
+    try:
+        widths = [1 / args.basis]
+        if args.widths != "auto":
+            widths = [float(width) for width in args.widths.split(",")]
+        basis = GaussianBasis(args.basis, widths)
+    except ValueError:
+        parser.error(
+            f"--widths {args.widths} must be auto, or positive numbers, 0.01,0.05, that share "
+            f"--basis {args.basis} evenly"
+        )
+    return args, basis
+
+
+def main():
+    args, basis = parse()
+    tokens = args.segment * args.segments
+    schedules = {
+        "constant": Constant(args.tau or 0.5),
+        "uniform": Uniform(args.tau or 1.0),
+        "logarithmic": Logarithmic(args.recent or args.segment, args.oldest or tokens),
+    }
+    samples = args.samples or 2 * args.basis
+    found = {}
+    for name in args.schedule:
+        operators = schedule_operators(schedules[name], basis, samples, args.ridge)
+        found[name] = retention(operators, args.segment, args.segments)
+    head = ["R² after writes", *(f"{name}: mean | token" for name in found)]
+    head = " | ".join(head).split(" | ")
+    shown = ages(args.segments)
+    lines = [[str(age)] for age in shown]
+    for line, age in zip(lines, shown, strict=True):
+        for kept in found.values():
+            line += [f"{kept.means[age]:.2f}", f"{kept.tokens[age].mean():.3f}"]
+    print(table(head, lines))
+    for name, kept in found.items():
+        print(f"{name}: capacity spent {kept.capacity:.1f} of {args.basis}")
+    if args.output:
+        rows = [
+            {
+                "schedule": name,
+                "age": age,
+                "mean": float(kept.means[age]),
+                "token": float(kept.tokens[age].mean()),
+            }
+            for name, kept in found.items()
+            for age in range(args.segments)
+        ]
+        title = f"N = {args.basis}, {args.segments} segments of {args.segment} tokens"
+        try:
+            write_csv(f"{args.output}.csv", ["schedule", "age", "mean", "token"], rows)
+        except OSError as error:
+            sys.exit(f"--output {args.output}: cannot write {error.filename}: {error.strerror}")
+        draw(f"{args.output}.png", found, title)
+        print(f"wrote {args.output}.csv and {args.output}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The commands of the installed package, a file each."""

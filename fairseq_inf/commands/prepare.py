@@ -1,0 +1,136 @@
+"""fairseq-inf-prepare: turn a folder of documents into a data-bin that keeps them apart.
+
+FOLDER holds train/, validation/ (or valid/) and test/, each with any number of *.txt files in
+UTF-8, one document each: PG-19's own layout. A document becomes one line of tokens, which
+fairseq-preprocess ends in </s>; decoded, the tokens give the very text, with its white space.
+DATA_BIN gets {train,valid,test}.{bin,idx}, dict.txt, the files of the encoding and documents.json
+with its name and every split's documents, words, tokens (</s> included) and bytes.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+from fairseq_inf.data.documents import binarize, encode_split, find_documents
+from fairseq_inf.data.encoding import GPT2, Encoding, Failure, SentencePiece, load_encoding
+from fairseq_inf.data.vocabulary import train_sentencepiece
+
+TRAINING = (
+    "--user-dir fairseq_inf --task long_sequence_lm --stream-layout documents "
+    "--arch infinite_former_lm --criterion cross_entropy_with_kl --optimizer adam --lr 0.00025 "
+    "--tokens-per-sample 512 --batch-size 4"
+)
+
+
+def find_encoding(args: argparse.Namespace) -> Encoding | None:
+    """The encoding that the flags name, or None for a new one."""
+    given = {"--vocab-size": args.vocab_size, "--spm-model": args.spm_model}
+    given |= {"--gpt2-bpe": args.gpt2_bpe, "--encoding": args.encoding}
+    named = [flag for flag, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise Failure(f"{' and '.join(named)} exclude each other: give one.")
+    if args.encoding and args.bpe:
+        raise Failure("--encoding and --bpe exclude each other: give one.")
+    if (args.bpe == "gpt2") != bool(args.gpt2_bpe):
+        raise Failure("--bpe gpt2 and --gpt2-bpe DIR belong together: give both or neither.")
+    if args.vocab_size is not None and args.vocab_size <= 260:
+        raise Failure("--vocab-size must be above 260, the bytes and special symbols it holds.")
+    if args.encoding:
+        found = load_encoding(args.encoding)
+        if found is None:
+            raise Failure(
+                f"--encoding {args.encoding} has no documents.json: name what fairseq-inf-import "
+                "or fairseq-inf-prepare has left."
+            )
+        return found
+    if args.gpt2_bpe:
+        return GPT2(args.gpt2_bpe)
+    return SentencePiece(args.spm_model) if args.spm_model else None
+
+
+def prepare(args: argparse.Namespace) -> None:
+    for flag, value in (("--workers", args.workers), ("--train-documents", args.train_documents)):
+        if value is not None and value < 1:
+            raise Failure(f"{flag} must be at least 1.")
+    output = args.output
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise Failure(f"{output} exists already: remove it or choose another output.")
+    encoding = find_encoding(args)
+    if encoding is not None:
+        encoding.dictionary()  # fails now rather than later
+    if not args.input.is_dir():
+        raise Failure(f"{args.input} is no folder: it must hold train/, validation/ and test/.")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.")
+    except OSError as error:
+        raise Failure(f"{output} cannot be written: {error.strerror}.") from None
+    with scratch as name:
+        documents = find_documents(args.input, args.workers, args.train_documents)
+        if encoding is None and "train" not in documents:
+            raise Failure(f"{args.input}/train has no documents: add some or give --spm-model.")
+        if not documents:
+            raise Failure(f"{args.input} has no documents in train/, validation/ or test/.")
+        folder = Path(name)
+        data = folder / "data"
+        data.mkdir()
+        if encoding is None:
+            print("training a SentencePiece model ...", flush=True)
+            model = data / "spm.model"
+            train_sentencepiece(documents["train"], args.vocab_size or 8000, model)
+            encoding = SentencePiece(model)
+        else:
+            encoding.save(data)
+        Path(folder, "dict.txt").write_text(encoding.dictionary(), "utf-8")
+        counts = {}
+        for split, found in documents.items():
+            counts[split] = encode_split(found, folder / split, args.workers, encoding)
+        binarize(counts, folder, data, args.workers)
+        summary = json.dumps({"encoding": encoding.name, **counts}, indent=2)
+        Path(data, "documents.json").write_text(summary + "\n")
+        data.replace(output)
+
+    print(f"{'split':6}{'documents':>10}{'words':>15}{'tokens':>15}")
+    for split, count in counts.items():
+        print(f"{split:6}{count['documents']:10,}{count['words']:15,}{count['tokens']:15,}")
+    print(f"Next: fairseq-train {output} {TRAINING}")
+
+
+def main() -> None:
+    head = __doc__.splitlines()[0].split(": ")
+    parser = argparse.ArgumentParser(prog=head[0], description=head[1])
+    parser.add_argument(
+        "input", type=Path, metavar="FOLDER", help="with train/, validation/ and test/"
+    )
+    parser.add_argument("output", type=Path, metavar="DATA_BIN", help="to write, new or empty")
+    parser.add_argument(
+        "--encoding", type=Path, metavar="DIR", help="encode as the import or data-bin there does"
+    )
+    parser.add_argument("--bpe", choices=["sentencepiece", "gpt2"], help="(sentencepiece)")
+    parser.add_argument("--vocab-size", type=int, help="of a new SentencePiece model (8000)")
+    parser.add_argument("--spm-model", type=Path, help="use this model instead of a new one")
+    parser.add_argument("--gpt2-bpe", type=Path, help="folder with encoder.json and vocab.bpe")
+    parser.add_argument(
+        "--train-documents", type=int, help="take the first that many of train/, by name (all)"
+    )
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        prepare(parser.parse_args())
+    except Failure as failure:
+        sys.exit(str(failure))
+    except KeyboardInterrupt:
+        sys.exit("Interrupted: nothing was written.")
+    except BrokenProcessPool:
+        sys.exit("A worker was killed, most likely for lack of memory: use fewer --workers.")
+    except OSError as error:
+        sys.exit(f"{error.filename or 'The output'} cannot be used: {error.strerror}.")
+
+
+if __name__ == "__main__":
+    main()

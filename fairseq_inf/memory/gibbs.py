@@ -1,0 +1,103 @@
+"""A signal that each head reads through a Gibbs density: it can point at a content."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .contract import Encounter, as_heads
+from .errors import SettingError
+from .schedule import Logarithmic
+from .signal import ContinuousState, SignalMemory
+
+# B rows, T tokens, N basis functions, D points of the signal, H heads, d head width, e = H d
+
+
+@dataclass
+class GibbsDensity:
+    """p(t) proportional to exp(q . k(t) / sqrt(d)), on D points."""
+
+    query: Tensor  # B x H x T x d
+    keys: Tensor  # B x H x D x d
+
+    def masses(self, every: int = 1) -> Tensor:
+        """Of each point, for one query in `every`.  -> B x H x T' x D"""
+        query = self.query[:, :, ::every].float()
+        scores = query @ self.keys.float().transpose(2, 3)
+        return torch.softmax(scores / math.sqrt(query.size(-1)), dim=-1)
+
+
+class GibbsMemory(SignalMemory):
+    """z = sum over D points t of p(t) V X(t), p(t) ~ exp(q . K X(t) / sqrt(d)).
+
+    A mean of many vectors is shorter than a vector: each X(t) is brought to unit root mean square
+    first.  Points at the middles (p - 1/2) / D; where nothing has come to yet they are zeros.
+    """
+
+    def __init__(
+        self, *args: Any, points: int | None = None, bins: int | None = None, **kwargs: Any
+    ) -> None:
+        """points: D, 2N unless given; they are the bins of a sticky memory, too."""
+        num_basis = kwargs["num_basis"] if "num_basis" in kwargs else args[2]
+        points = 2 * num_basis if points is None else points
+        if points < 1:
+            raise SettingError(f"{{points}} must be positive, got {points}")
+        super().__init__(*args, bins=points, **kwargs)
+        self.points = points
+        places = (torch.arange(points, dtype=torch.float64) + 0.5) / points
+        self.register_buffer("places", places, persistent=False)
+        self.register_buffer("at_points", self.basis.evaluate(places), persistent=False)  # D x N
+
+    def signal(self, state: ContinuousState) -> Tensor:
+        """X(t) at the points, at unit root mean square.  -> B x D x e"""
+        exact = state.coefficients.dtype
+        with torch.autocast(state.coefficients.device.type, enabled=False):
+            x = self.at_points.to(exact) @ state.coefficients
+            x = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + 1e-6)
+            if isinstance(self.schedule, Logarithmic):
+                reached = self.schedule.age(self.places) <= state.tokens[:, None]
+                x = x * reached[..., None]
+        return x
+
+    def contents(
+        self, state: ContinuousState, attention: Any, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """-> keys, values: B x H x D x d"""
+        x = self.signal(state).to(dtype)
+        return as_heads(self.key(x), self.num_heads), as_heads(self.value(x), self.num_heads)
+
+    def read(
+        self, query: Tensor, own: Tensor | None, contents: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, GibbsDensity]:
+        keys, values = contents
+        found = F.scaled_dot_product_attention(query, keys, values)
+        return found, GibbsDensity(query.detach(), keys.detach())
+
+    def look(self, query: Tensor, state: ContinuousState) -> GibbsDensity:
+        keys, _ = self.contents(state, None, query.dtype)
+        return GibbsDensity(query, keys)
+
+    def logs(self, met: Encounter) -> dict[str, tuple[Tensor, Tensor]]:
+        """Standard deviation and entropy (in nats) of p, of one query in eight."""
+        masses = met.seen.masses(8)
+        counted = met.counted[:, None, ::8]
+        places = self.places.to(masses)
+        mean = masses @ places
+        sigma = (masses @ places.square() - mean.square()).clamp(min=0).sqrt()
+        entropy = -(masses * masses.clamp(min=1e-30).log()).sum(dim=-1)
+        of = counted.sum() * self.num_heads
+        return {
+            "ltm_sigma": ((sigma * counted).sum(), of),
+            "ltm_entropy": ((entropy * counted).sum(), of),
+        }
+
+    def looked(self, seen: GibbsDensity, mask: Tensor | None) -> Tensor:
+        masses = seen.masses()
+        if mask is not None:
+            masses = masses * mask[:, None, :, None]
+        return masses.sum(dim=(1, 2))

@@ -1,0 +1,162 @@
+"""Where the past goes when new vectors are written, and the linear maps of such a write."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .basis import GaussianBasis, ridge_operator
+from .errors import SettingError
+
+RECENT = 64  # a0 of a logarithmic schedule
+STEPS = 16  # different ages to an octave, so that writes at many ages share their operators
+
+
+@dataclass
+class Places:
+    """Of one write: samples of the past, taken at `sampled`, are fitted at `moved`, the new vectors
+    at `new`; `weights` is what each of both counts in the regression."""
+
+    sampled: Tensor  # M, or none for a first write
+    moved: Tensor  # as many
+    new: Tensor  # T
+    weights: Tensor  # M + T
+
+
+class Schedule(Protocol):
+    """Equal schedules are equal, and can be keys: operators are kept by them."""
+
+    def step(self, held: int, new: int) -> float | None:
+        """All that a write of `new` vectors to `held` ones depends on besides their number: equal
+        steps have equal operators."""
+        ...
+
+    def move(self, t: Tensor, step: float | None, new: int) -> Tensor:
+        """Where the write takes what stood at t."""
+        ...
+
+    def places(self, step: float | None, new: int, samples: int) -> Places: ...
+
+
+def _count(size: int, offset: float = 1.0) -> Tensor:
+    return torch.arange(size, dtype=torch.float64) + offset
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The paper's: a write contracts the past to tau.
+
+    Samples at m/M, new vectors at tau + (1 - tau) i/T, and each of them counts alike.
+    """
+
+    tau: float
+
+    def step(self, held: int, new: int) -> float:
+        return self.tau if held else 0.0
+
+    def move(self, t: Tensor, step: float, new: int) -> Tensor:
+        return step * t
+
+    def places(self, step: float, new: int, samples: int) -> Places:
+        even = _count(samples if step else 0) / samples
+        i = _count(new) / new
+        return Places(even, step * even, step + (1 - step) * i, even.new_ones(len(even) + new))
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every vector ever stored has the same room: the past is contracted to held / (held + new),
+    or to the ceiling if that is less.
+
+    Samples and vectors stand in the middle of their share of the line, and one counts as much as
+    its share: a new vector 1, a sample of the past as many vectors as it stands for.  held / new is
+    rounded to STEPS an octave.
+    """
+
+    ceiling: float = 1.0
+
+    def step(self, held: int, new: int) -> float:
+        if not held:
+            return 0.0
+        share, octave = math.frexp(held / new)
+        ratio = math.ldexp(round(share * 2 * STEPS) / (2 * STEPS), octave)
+        return min(ratio / (1 + ratio), self.ceiling)
+
+    def move(self, t: Tensor, step: float, new: int) -> Tensor:
+        return step * t
+
+    def places(self, step: float, new: int, samples: int) -> Places:
+        even = _count(samples if step else 0, 0.5) / samples
+        i = _count(new, 0.5) / new
+        stands_for = step / (1 - step) * new / samples
+        weights = torch.cat([torch.full_like(even, stands_for), torch.ones_like(i)])
+        return Places(even, step * even, step + (1 - step) * i, weights)
+
+
+@dataclass(frozen=True)
+class Logarithmic:
+    """Room in proportion to 1 / age: age a stands at t = 1 - log(1 + a/a0) / log(1 + A/a0).
+
+    A write makes all that is there older by as much, which is one map, t -> t', at any time, the
+    first one included: what no vector has come to yet is fitted to the zeros of an empty signal.
+    As in a uniform memory all count by their share of the line: the newest vector 1.
+    """
+
+    recent: float  # a0, up to which age the room is about even
+    oldest: float  # A, the age that is lost
+
+    @property
+    def octaves(self) -> float:
+        return math.log1p(self.oldest / self.recent)
+
+    def place(self, age: Tensor) -> Tensor:
+        return 1 - torch.log1p(age / self.recent) / self.octaves
+
+    def age(self, t: Tensor) -> Tensor:
+        return self.recent * torch.expm1((1 - t) * self.octaves)
+
+    def step(self, held: int, new: int) -> None:
+        return None
+
+    def move(self, t: Tensor, step: None, new: int) -> Tensor:
+        return self.place(self.age(t) + new)
+
+    def places(self, step: None, new: int, samples: int) -> Places:
+        even = _count(samples, 0.5) / samples
+        age = self.age(even)
+        young = new - _count(new, 0.5)
+        # dt/da, by that of age 0
+        room, moved_room, new_room = (1 / (1 + a / self.recent) for a in (age, age + new, young))
+        per_sample = self.recent * self.octaves / samples
+        weights = torch.cat([per_sample * moved_room / room, new_room])
+        return Places(even, self.place(age + new), self.place(young), weights)
+
+
+def make_schedule(name: str, tau: float | None, oldest: int) -> Schedule:
+    if name == "constant":
+        return Constant(0.5 if tau is None else tau)
+    if name == "uniform":
+        return Uniform(1.0 if tau is None else tau)
+    if name == "logarithmic":
+        return Logarithmic(RECENT, oldest)
+    raise SettingError(f"{{schedule}} must be constant, uniform or logarithmic, got {name!r}")
+
+
+def write_operators(
+    basis: GaussianBasis, places: Places, ridge: float
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """The linear maps of one write, B <- A B + C X, in float64.
+
+    -> (A: N x N, P: N x M, C: N x T), where P fits samples taken anywhere in the past and
+    A = P psi(sampled) those taken where the places say; both are None where there is no past.
+    """
+    g = ridge_operator(basis, torch.cat([places.moved, places.new]), ridge, places.weights).T
+    samples = len(places.moved)
+    if not samples:
+        return None, None, g
+    past, fit = g[:, :samples], g[:, samples:]
+    return past @ basis.evaluate(places.sampled), past, fit

@@ -1,0 +1,321 @@
+"""How a past of any length is written into a signal of N coefficients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .basis import GaussianBasis
+from .contract import LongTermMemory, Plan, side_by_side, take_part
+from .errors import SettingError
+from .sampling import histogram_quantiles, uniform
+from .schedule import Schedule, make_schedule, write_operators
+from .state import State
+
+# B rows, T tokens, N basis functions, M samples of the past, H heads, d head width, e = H d
+
+
+@dataclass
+class ContinuousState(State):
+    coefficients: Tensor  # B x N x e, never in half precision: X(t) = B^T psi(t)
+    longest: Tensor  # B: length of the longest vector ever stored
+    histogram: Tensor  # B x D: where the last segment looked; zeros when not sticky
+    tokens: Tensor  # B: how many vectors the signal holds; 0 is an empty memory
+
+
+@dataclass(kw_only=True)
+class WritePlan(Plan):
+    """Which rows take how many vectors, and what becomes of their past."""
+
+    groups: list[WriteGroup]
+    inverse: Tensor | None  # puts the rows of the groups back in order
+    tokens: Tensor  # B: how many vectors each row holds afterwards
+
+    @property
+    def writes(self) -> bool:
+        return any(group.count for group in self.groups)
+
+
+@dataclass
+class WriteGroup:
+    rows: Tensor | None  # None for all
+    count: int  # vectors that each of them takes
+    first: bool  # to an empty memory
+    step: float | None  # of the schedule
+
+
+def plan_write(
+    counts: Sequence[int], tokens: Tensor, schedule: Schedule, threshold: int = 0
+) -> WritePlan:
+    """Group rows that are written alike.
+
+    counts: how many vectors each row takes.  tokens: B, how many it holds; with a threshold,
+    a row that would hold more than that many forgets everything first.
+    """
+    after: list[int] = []
+    groups: dict[Any, list[int]] = {}
+    for row, (count, old) in enumerate(zip(counts, tokens.tolist(), strict=True)):
+        if count and threshold and old + count > threshold:
+            old = 0
+        how = (count, old == 0, schedule.step(old, count)) if count else (0, False, None)
+        groups.setdefault(how, []).append(row)
+        after.append(old + count)
+    held_after = torch.tensor(after, device=tokens.device)
+    inverse = None
+    each: list[Tensor | None] = [None]
+    if len(groups) > 1:
+        picked = [torch.tensor(rows, device=tokens.device) for rows in groups.values()]
+        each, inverse = [*picked], torch.cat(picked).argsort()
+    listed = [WriteGroup(rows, *how) for rows, how in zip(each, groups, strict=True)]
+    return WritePlan(filled=held_after > 0, groups=listed, inverse=inverse, tokens=held_after)
+
+
+@lru_cache(maxsize=256)
+@torch.inference_mode(False)  # what is kept must serve a training later
+def update_operators(
+    num_basis: int,
+    widths: tuple[float, ...],
+    schedule: Schedule,
+    samples: int,
+    ridge: float,
+    count: int,
+    step: float | None,
+    sampled: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """The linear maps of one write, B <- A B + C X, for `count` new vectors.
+
+    -> (A: N x N, P: N x M, C: N x T), where P fits samples taken anywhere in the past and
+    A = P psi those taken where the schedule says.  A is None if its powers grow, as they may with
+    few samples and a slow schedule; P is None where it is not needed, which is unless `sampled`.
+    """
+    basis = GaussianBasis(num_basis, widths)
+    carry, past, fit = write_operators(basis, schedule.places(step, count, samples), ridge)
+    if carry is None:
+        return None, None, fit.to(device, dtype).contiguous()
+    kept = None if _grows(carry) else carry.to(device, dtype).contiguous()
+    wanted = past if sampled or kept is None else None
+    return (
+        kept,
+        None if wanted is None else wanted.to(device, dtype).contiguous(),
+        fit.to(device, dtype).contiguous(),
+    )
+
+
+def _grows(a: Tensor) -> bool:
+    """Whether the powers of a matrix do not vanish, by squaring it."""
+    for _ in range(40):
+        size = float(a.norm())
+        if size < 0.5 or size > 1e8:
+            break
+        a = a @ a
+    return size >= 0.5
+
+
+def _exact(dtype: torch.dtype) -> torch.dtype:
+    """Regression, densities and samples are computed in float32 at least."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class SignalMemory(LongTermMemory):
+    """A signal X(t) = B^T psi(t) on [0, 1]; how it is read is for a subclass to say.
+
+    The vectors and the carried coefficients are constants for the gradient; the gate is not.
+    Sticky samples of the past are taken where the last segment has looked: at random in training
+    mode, drawn from `seed` and the `key` of the row, at the quantiles in evaluation mode.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        num_basis: int,
+        widths: Sequence[float] = (0.01, 0.05),
+        schedule: str = "constant",
+        tau: float | None = None,
+        oldest: int = 1_000_000,
+        samples: int | None = None,
+        ridge: float = 0.5,
+        sticky: bool = False,
+        bins: int = 128,
+        threshold: int = 0,
+        seed: int = 0,
+    ) -> None:
+        """tau: what the past is contracted to, 0.5 unless given; of a uniform schedule the most
+        that it is contracted to, 1 unless given.  oldest: of a logarithmic one, the age that is
+        lost.  samples: M, N unless given, or 2N where the schedule is not constant."""
+        super().__init__()
+        for name, value, holds, wanted in (
+            ("tau", tau, tau is None or 0 < tau < 1, "strictly between 0 and 1"),
+            ("oldest", oldest, oldest >= 1, "positive"),
+            ("ridge", ridge, 0 < ridge < math.inf, "positive"),
+            ("bins", bins, bins >= 1, "positive"),
+            ("samples", samples, samples is None or samples >= 1, "positive"),
+            ("threshold", threshold, threshold >= 0, "at least 0"),
+        ):
+            if not holds:
+                raise SettingError(f"{{{name}}} must be {wanted}, got {value}")
+        if dim % num_heads:
+            raise SettingError(f"{dim} dimensions cannot be split evenly between {num_heads} heads")
+        self.dim, self.num_heads, self.num_basis = dim, num_heads, num_basis
+        self.basis = GaussianBasis(num_basis, widths)
+        self.schedule = make_schedule(schedule, tau, oldest)
+        self.samples = samples or (num_basis if schedule == "constant" else 2 * num_basis)
+        self.ridge = ridge
+        self.sticky, self.bins, self.threshold, self.seed = sticky, bins, threshold, seed
+        self.observes = sticky
+
+        del self.output  # optimizers number the parameters: it stands behind `value`
+        self.gate = nn.Conv1d(dim, dim, kernel_size=3, padding=1)
+        self.key = nn.Linear(dim, dim, bias=False)
+        self.value = nn.Linear(dim, dim, bias=False)
+        self.output = nn.Linear(dim, dim, bias=False)  # no bias: an empty memory adds nothing
+        for linear in (self.key, self.value, self.output):
+            nn.init.xavier_uniform_(linear.weight)
+
+    def start_silent(self, layer: int, layers: int) -> None:
+        nn.init.zeros_(self.output.weight)
+
+    def initial_state(self, rows: int, device: Any = None, dtype: Any = None) -> ContinuousState:
+        exact = _exact(dtype or self.key.weight.dtype)
+
+        def zeros(*shape: int, dtype: torch.dtype = exact) -> Tensor:
+            return torch.zeros(rows, *shape, dtype=dtype, device=device)
+
+        return ContinuousState(
+            coefficients=zeros(self.num_basis, self.dim),
+            longest=zeros(),
+            histogram=zeros(self.bins if self.sticky else 0),
+            tokens=zeros(dtype=torch.long),
+        )
+
+    def plan_key(self) -> Hashable:
+        return self.threshold, self.schedule
+
+    def plan(self, counts: Sequence[int], state: ContinuousState) -> WritePlan:
+        return plan_write(counts, state.tokens, self.schedule, self.threshold)
+
+    def forward(
+        self,
+        query: Tensor,
+        vectors: Tensor,
+        state: ContinuousState,
+        plan: WritePlan | None = None,
+        mask: Tensor | None = None,
+        key: Tensor | None = None,
+    ) -> tuple[Tensor, Any, ContinuousState]:
+        """Write, then read, for a decoder of one's own.
+
+        query: B x H x T x d.  vectors: B x W x e, of which a row takes the last as its plan says
+        (all without a plan).  mask: B x T, true for real tokens.  key: B, for sticky sampling.
+        -> B x T x e, the density of B x H x T, ContinuousState"""
+        if plan is None:
+            plan = self.plan([vectors.size(1)] * vectors.size(0), state)
+        state, _ = self.write(vectors, state, plan, key=key)
+        found, density = self.read(query, None, self.contents(state, None, query.dtype))
+        return self.output(side_by_side(found)), density, self.observe(state, density, mask)
+
+    def write(
+        self,
+        vectors: Tensor,
+        state: ContinuousState,
+        plan: WritePlan,
+        attention: Any = None,
+        key: Tensor | None = None,
+    ) -> tuple[ContinuousState, None]:
+        with torch.autocast(vectors.device.type, enabled=False):
+            coefficients, longest = self._write(vectors.detach(), state.detach(), plan, key)
+        return ContinuousState(coefficients, longest, state.histogram, plan.tokens), None
+
+    def _write(
+        self, vectors: Tensor, state: ContinuousState, plan: WritePlan, key: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Update the rows as the plan says.  -> coefficients: B x N x e, longest: B"""
+        if not plan.writes:
+            unused = take_part(self.gate) if self.training else 0
+            return state.coefficients + unused, state.longest
+        parts = []
+        for group in plan.groups:
+            rows, part, x, own = group.rows, state, vectors, key
+            if rows is not None:
+                part, x, own = state.rows(rows), vectors[rows], None if key is None else key[rows]
+            if group.count:
+                parts.append(self._update(x[:, x.size(1) - group.count :], part, group, own))
+            else:
+                parts.append((part.coefficients, part.longest))
+        if plan.inverse is None:
+            return parts[0]
+        coefficients, longest = (torch.cat(part)[plan.inverse] for part in zip(*parts, strict=True))
+        return coefficients, longest
+
+    def _update(
+        self, x: Tensor, state: ContinuousState, group: WriteGroup, key: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """B <- A B + C (sigmoid(conv(X)) * X).
+
+        Where a sticky memory keeps looking at one place, the fit of samples of a fit overshoots
+        a little with every write, and would grow without bound: unless A alone makes it shrink, no
+        sample of the past may be longer than the longest vector that was ever stored.
+        """
+        x = self._gated(x).to(state.coefficients.dtype)
+        carry, past, fit = update_operators(
+            self.num_basis, self.basis.distinct_widths, self.schedule, self.samples, self.ridge,
+            group.count, group.step, self.sticky, x.dtype, x.device,
+        )  # fmt: skip
+        new = fit @ x
+        longest = torch.linalg.vector_norm(x.detach(), dim=-1).amax(dim=-1)
+        if group.first:
+            return new, longest
+        longest = torch.maximum(longest, state.longest)
+        if not self.sticky and carry is not None:
+            return new + carry @ state.coefficients, longest
+        sampled = (
+            self.basis.evaluate(self._sample(state.histogram, group.step, key)) @ state.coefficients
+        )
+        length = torch.linalg.vector_norm(sampled, dim=-1, keepdim=True).clamp(min=1e-30)
+        sampled = sampled * (state.longest[:, None, None] / length).clamp(max=1)
+        return new + past @ sampled, longest
+
+    def _gated(self, x: Tensor) -> Tensor:
+        """sigmoid(conv(X)) * X over the width of three vectors, as one product."""
+        b, t, e = x.shape
+        padded = F.pad(x, (0, 0, 1, 1))
+        windows = torch.cat([padded[:, i : i + t] for i in range(3)], dim=-1)  # B x T x 3e
+        weight = self.gate.weight.permute(0, 2, 1).reshape(e, 3 * e)
+        return torch.sigmoid(F.linear(windows, weight, self.gate.bias)) * x
+
+    def _sample(self, histogram: Tensor, step: float | None, key: Tensor | None) -> Tensor:
+        """The M positions of the past to keep, in order.  -> B x M"""
+        rows = histogram.size(0)
+        if not self.sticky:
+            places = self.schedule.places(step, 1, self.samples)
+            return places.sampled.to(histogram).expand(rows, -1)
+        if self.training:
+            if key is None:
+                key = torch.zeros(rows, dtype=torch.long, device=histogram.device)
+            levels = uniform(key + self.seed, self.samples).sort(dim=-1).values.to(histogram)
+        else:
+            steps = torch.arange(self.samples, device=histogram.device)
+            levels = ((steps.to(histogram) + 0.5) / self.samples).expand(rows, -1)
+        return histogram_quantiles(histogram, levels)
+
+    def looked(self, seen: Any, mask: Tensor | None) -> Tensor:
+        """Mass of the segment's densities in each bin, over heads and real tokens.  -> B x D"""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def observe(self, state: ContinuousState, seen: Any, mask: Tensor | None) -> ContinuousState:
+        if not self.sticky:
+            return state
+        counts = self.looked(seen, mask).clamp(min=0)
+        size = counts.sum(dim=-1, keepdim=True)
+        histogram = torch.where(size > 0, counts / size.clamp(min=1e-30), state.histogram)
+        return replace(state, histogram=histogram)

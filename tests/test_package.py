@@ -1,0 +1,62 @@
+"""The wheel: all of the package is in it, and its commands run without the checkout."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from email import message_from_string
+
+import pytest
+from conftest import ROOT
+
+import fairseq_inf
+
+PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"  # a build leaves traces
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "fairseq_inf", source / "fairseq_inf", ignore=ignored)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copyfile(ROOT / name, source / name)
+    options = ["--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", folder]
+    subprocess.run([*PIP, "wheel", *options, source], check=True)
+    [path] = folder.glob("*.whl")
+    return path
+
+
+def test_the_wheel_holds_the_whole_package_and_its_version(wheel):
+    with zipfile.ZipFile(wheel) as files:
+        names = set(files.namelist())
+        [metadata] = (name for name in names if name.endswith(".dist-info/METADATA"))
+        found = message_from_string(files.read(metadata).decode())
+    modules = {str(path.relative_to(ROOT)) for path in ROOT.glob("fairseq_inf/**/*.py")}
+    assert modules | {"fairseq_inf/py.typed"} == {n for n in names if ".dist-info/" not in n}
+    assert found["Version"] == fairseq_inf.__version__
+    needed = " ".join(x for x in found.get_all("Requires-Dist") if "extra" not in x)
+    for optional in ("matplotlib", "sacrebleu", "tensorboardX", "transformers"):
+        assert optional not in needed
+
+
+@pytest.mark.slow
+def test_its_commands_run_in_any_folder(wheel, tmp_path):
+    place = tmp_path / "installed"
+    subprocess.run([*PIP, "install", "--no-deps", "--target", place, wheel], check=True)
+    commands = sorted(path for path in (place / "bin").iterdir() if path.is_file())
+    assert {path.name for path in commands} >= {
+        "fairseq-inf-import",
+        "fairseq-inf-prepare",
+        "fairseq-inf-read",
+    }
+    environment = {**os.environ, "PYTHONPATH": str(place)}
+    run = {"cwd": tmp_path, "env": environment, "text": True, "capture_output": True}
+    where = subprocess.run([sys.executable, "-c", "import fairseq_inf as f; print(f)"], **run)
+    assert str(place) in where.stdout
+    for command in commands:
+        done = subprocess.run([command, "--help"], **run)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"usage: {command.name}")
