@@ -156,13 +156,11 @@ def main():
     for name in args.schedule:
         operators = schedule_operators(schedules[name], basis, samples, args.ridge)
         found[name] = retention(operators, args.segment, args.segments)
-    head = ["R² after writes", *(f"{name}: mean | token" for name in found)]
-    head = " | ".join(head).split(" | ")
-    shown = ages(args.segments)
-    lines = [[str(age)] for age in shown]
-    for line, age in zip(lines, shown, strict=True):
-        for kept in found.values():
-            line += [f"{kept.means[age]:.2f}", f"{kept.tokens[age].mean():.3f}"]
+    head = ["R² after writes", *(x for name in found for x in (f"{name}: mean", "token"))]
+    lines = []
+    for age in ages(args.segments):
+        kept = [(f"{k.means[age]:.2f}", f"{k.tokens[age].mean():.3f}") for k in found.values()]
+        lines.append([str(age), *(cell for pair in kept for cell in pair)])
     print(table(head, lines))
     for name, kept in found.items():
         print(f"{name}: capacity spent {kept.capacity:.1f} of {args.basis}")
