@@ -97,11 +97,12 @@ def draw(path, found, title):
         axes.plot(age, kept.means, color=f"C{number}", label=name)
         axes.plot(age, kept.tokens.mean(dim=1), ":", color=f"C{number}")
     axes.set_xscale("log", base=2)
-    axes.set_xlabel("age in segments")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("segments since then, 1 is the last one")
     axes.set_ylabel("R² of a segment's mean (dotted: of one token)")
     axes.set_ylim(0, 1.02)
     axes.set_title(title, fontsize=10)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     save(plt, figure, path)
 
 
