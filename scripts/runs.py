@@ -26,10 +26,8 @@ def tool(name):
     return os.path.join(os.path.dirname(sys.executable), name)
 
 
-def run(command, log, threads, finished=None):
-    """Run a command into a log file; a failure names the log.  A process that has printed
-    `finished` has not failed, even if it is aborted while it exits.
-    -> seconds, what it printed"""
+def run(command, log, threads):
+    """Run a command into a log file; a failure names the log.  -> seconds, what it printed"""
     env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     begin = time.time()
     with open(log, "a+") as file:
@@ -37,7 +35,7 @@ def run(command, log, threads, finished=None):
         done = subprocess.run(command, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT)
         file.seek(start)
         printed = file.read()
-    if done.returncode and not (finished and finished in printed):
+    if done.returncode:
         said = [line for line in printed.splitlines() if line and "HYDRA_FULL_ERROR" not in line]
         reasons = [line for line in said if re.match(r"\w*Error: ", line)] or said
         raise SystemExit(f"{command[0]} failed, see {log}: {' '.join(reasons[-1:])}")
@@ -56,7 +54,7 @@ def train(config, data, seed, folder, overrides, threads, cpu):
         f"common.user_dir='{ROOT / 'fairseq_inf'}'", f"hydra.run.dir='{folder}'", *overrides,
     ]  # fmt: skip
     command += ["common.cpu=true"] * cpu
-    seconds, _ = run(command, folder / "train.log", threads, finished="done training in")
+    seconds, _ = run(command, folder / "train.log", threads)
     write_json(done, {"seconds": seconds})
     return seconds
 

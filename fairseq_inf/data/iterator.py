@@ -1,6 +1,10 @@
 """fairseq's epoch iterator over segments, which saves the memory with the place in the data."""
 
+import contextlib
 import logging
+import queue
+import threading
+import weakref
 
 from fairseq.data.iterators import EpochBatchIterator
 
@@ -26,6 +30,12 @@ class StreamIterator(EpochBatchIterator):
             disable_shuffling=True,
         )
         self.memory, self.layout, self.rows = memory, layout, rows
+
+    def _get_iterator_for_epoch(self, *args, **kwargs):
+        itr = super()._get_iterator_for_epoch(*args, **kwargs)
+        if itr is not None and self.buffer_size > 0:
+            weakref.finalize(itr, _stop, itr._itr)  # when it is dropped, or Python ends
+        return itr
 
     def state_dict(self):
         state = super().state_dict()
@@ -57,6 +67,18 @@ class StreamIterator(EpochBatchIterator):
             logger.warning("the checkpoint holds no memory of the training: it starts afresh")
         super().load_state_dict(state)
         self.memory.restore_memory(memory, self.rows)
+
+
+def _stop(buffered):
+    """End the thread that fills fairseq's buffer: one that is at work in torch when the
+    interpreter goes aborts the process."""
+    reader = buffered._consumer
+    if reader is None:
+        return
+    reader._max_len = 0
+    while reader.is_alive() and reader is not threading.current_thread():
+        with contextlib.suppress(queue.Empty):
+            buffered._queue.get(timeout=0.1)  # it may wait for room
 
 
 def _only(items):
