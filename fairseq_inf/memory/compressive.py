@@ -19,6 +19,10 @@ class CompressiveState(State):
     held: torch.Tensor  # B: how many slots are real
     waiting: torch.Tensor  # B: how many of `pending` are real
 
+    def ranges(self):
+        yield "held", 0, self.slots.size(1)
+        yield "waiting", 0, self.pending.size(1)
+
 
 @dataclass
 class CompressionPlan:

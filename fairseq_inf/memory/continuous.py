@@ -23,6 +23,12 @@ class ContinuousState(State):
     histogram: torch.Tensor  # B x D: where the last segment looked; zeros when not sticky
     tokens: torch.Tensor  # B: how many vectors the signal holds; 0 is an empty memory
 
+    def ranges(self):
+        written = self.coefficients.flatten(1).any(dim=1).long()
+        yield "tokens", written, torch.iinfo(torch.long).max
+        yield "longest", 0, math.inf
+        yield "histogram", 0, 1
+
 
 @dataclass
 class WritePlan:

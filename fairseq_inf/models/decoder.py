@@ -24,6 +24,14 @@ class DecoderState(State):
     position: torch.Tensor  # B: tokens of the stream read so far
     key: torch.Tensor  # B: hash of those tokens, the seed of sticky sampling
 
+    def ranges(self):
+        yield "filled", self.position.clamp(max=1), self.recent[0].size(1)
+        yield "position", self.filled, torch.iinfo(torch.long).max
+        # whole numbers in a memory count what it has been given
+        for name, x in self.tensors().items():
+            if name.startswith("memories.") and not x.is_floating_point():
+                yield name, 0, self.position[(..., *[None] * (x.dim() - 1))]
+
 
 @dataclass
 class SegmentPlan:

@@ -27,6 +27,10 @@ class Reading(State):
     tokens: torch.Tensor  # B x L: what came since
     count: torch.Tensor  # B: how many of them are real, from 1 to L
 
+    def ranges(self):
+        yield "tokens", 0, torch.iinfo(torch.long).max
+        yield "count", 1, self.tokens.size(1)
+
 
 @dataclass
 class Cache(State):
