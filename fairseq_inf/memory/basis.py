@@ -1,7 +1,5 @@
 """The radial basis functions of the signal, and the ridge regression onto them."""
 
-import math
-
 import torch
 
 
@@ -19,8 +17,10 @@ class GaussianBasis:
 
     def __init__(self, num_basis, widths):
         widths = tuple(float(width) for width in widths)
-        if not widths or not all(0 < width < math.inf for width in widths):
-            raise ValueError(f"--ltm-widths must be positive numbers, got {widths}")
+        if not widths or not all(1e-6 <= width <= 1e6 for width in widths):
+            raise ValueError(
+                f"--ltm-widths must be positive numbers from 1e-6 to 1e6, got {widths}"
+            )
         if num_basis < 1 or num_basis % len(widths):
             raise ValueError(
                 f"--ltm-basis {num_basis} cannot be shared evenly by {len(widths)} widths: "
