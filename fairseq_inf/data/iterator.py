@@ -1,9 +1,9 @@
 """fairseq's epoch iterator over segments, which saves the memory with the place in the data."""
 
+import atexit
 import contextlib
 import logging
 import queue
-import threading
 import weakref
 
 from fairseq.data.iterators import EpochBatchIterator
@@ -34,7 +34,7 @@ class StreamIterator(EpochBatchIterator):
     def _get_iterator_for_epoch(self, *args, **kwargs):
         itr = super()._get_iterator_for_epoch(*args, **kwargs)
         if itr is not None and self.buffer_size > 0:
-            weakref.finalize(itr, _stop, itr._itr)  # when it is dropped, or Python ends
+            _buffers.add(itr._itr)
         return itr
 
     def state_dict(self):
@@ -69,16 +69,20 @@ class StreamIterator(EpochBatchIterator):
         self.memory.restore_memory(memory, self.rows)
 
 
-def _stop(buffered):
-    """End the thread that fills fairseq's buffer: one that is at work in torch when the
+_buffers = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_reading():
+    """End the threads that fill fairseq's buffers: one that is at work in torch when the
     interpreter goes aborts the process."""
-    reader = buffered._consumer
-    if reader is None:
-        return
-    reader._max_len = 0
-    while reader.is_alive() and reader is not threading.current_thread():
-        with contextlib.suppress(queue.Empty):
-            buffered._queue.get(timeout=0.1)  # it may wait for room
+    for buffered in list(_buffers):
+        reader = buffered._consumer
+        if reader is not None:
+            reader._max_len = 0
+            while reader.is_alive():
+                with contextlib.suppress(queue.Empty):
+                    buffered._queue.get(timeout=0.1)  # it may wait for room
 
 
 def _only(items):
