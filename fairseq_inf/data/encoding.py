@@ -7,9 +7,7 @@ from pathlib import Path
 
 import sentencepiece
 
-
-class Failure(Exception):
-    """Something the user has to change; the message says what."""
+from fairseq_inf.errors import Failure
 
 
 class SentencePiece:
@@ -123,3 +121,22 @@ def load_encoding(folder):
         if not Path(folder, file).is_file():
             raise Failure(f"{Path(folder, file)} is missing: prepare the data again.")
     return GPT2(Path(folder)) if name == "gpt2" else SentencePiece(Path(folder, "spm.model"))
+
+
+class LineEncoding:
+    """The encoding of a data-bin as fairseq's --bpe: a line of words with spaces between.  What is
+    decoded has its line breaks."""
+
+    def __init__(self, encoding):
+        self.encoding = encoding
+
+    def encode(self, text):
+        return " ".join(token for part in self.encoding.encode(text) for token in part)
+
+    def decode(self, text):
+        return self.encoding.decode(text.split())
+
+    def agrees(self, bpe):
+        """Whether one of fairseq's encodes as this one does."""
+        text = "It is 1,234 naïve Ideas – or \u2603, isn't it?"
+        return bpe.encode(text).split() == self.encode(text).split()

@@ -22,6 +22,11 @@ def check_words(total, unknown, name, advice):
         )
 
 
+def without_pad(tokens, dictionary):
+    """The word <pad> in a text is an unknown one, since its number stands for nothing at all."""
+    return tokens.masked_fill(tokens == dictionary.pad(), dictionary.unk())
+
+
 def without_end(text, ends):
     """The tokens without those of `ends` that they end with."""
     size = len(text)

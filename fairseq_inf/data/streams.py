@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from fairseq.data import FairseqDataset
 
-from .prompts import without_end
+from .prompts import without_end, without_pad
 
 
 class StreamDataset(FairseqDataset):
@@ -57,7 +57,7 @@ class StreamDataset(FairseqDataset):
             parts.append(part)
             begin += len(part)
             line += 1
-        return torch.cat(parts).long()
+        return without_pad(torch.cat(parts).long(), self.dictionary)
 
     def spans(self, rows, length, shuffle_seed=None):
         """For each row the (begin, end) of what it reads, in order.
@@ -98,7 +98,8 @@ class StreamDataset(FairseqDataset):
         ends = {self.dictionary.eos(), self.separator} if documents else {self.dictionary.eos()}
         found = {}
         for i in range(len(self) if documents else len(self.lines)):
-            text = without_end(self[i] if documents else self.lines[i].long(), ends)
+            text = self[i] if documents else without_pad(self.lines[i].long(), self.dictionary)
+            text = without_end(text, ends)
             if len(text):
                 found[i] = text
         return found
