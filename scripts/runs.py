@@ -62,13 +62,10 @@ def train(config, data, seed, folder, overrides, threads, cpu):
 def evaluate(data, checkpoint, split, rows, log, threads, cpu, off=False, context=0):
     """fairseq-eval-lm of a checkpoint, read as it was trained, and what it says by token and by
     word.  off: without the long-term memory.  context: fairseq's --context-window."""
-    settings = checkpoint_settings(checkpoint)
     command = [
         tool("fairseq-eval-lm"), str(data), "--user-dir", str(ROOT / "fairseq_inf"),
         "--task", "long_sequence_lm", "--path", str(checkpoint), "--gen-subset", split,
-        "--tokens-per-sample", settings["tokens_per_sample"], "--batch-size", str(rows),
-        "--stream-layout", settings["stream_layout"],
-        "--document-separator", settings["document_separator"],
+        "--batch-size", str(rows),
         "--model-overrides", repr({"ltm_enabled": False} if off else {}),
         "--context-window", str(context),
     ]  # fmt: skip
@@ -85,16 +82,13 @@ def evaluate(data, checkpoint, split, rows, log, threads, cpu, off=False, contex
 
 
 def checkpoint_settings(checkpoint):
-    """What the evaluation must know of the training."""
+    """What the evaluation must know of the model."""
     import torch
 
     state = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)
-    task = state["cfg"]["task"]
-    names = ("tokens_per_sample", "stream_layout", "document_separator")
-    settings = {name: str(task[name]) for name in names}
-    settings["has_memory"] = any(is_memory(name) for name in state["model"])
-    settings["has_past"] = settings["has_memory"] or state["cfg"]["model"]["stm_length"] > 0
-    return settings
+    has_memory = any(is_memory(name) for name in state["model"])
+    has_past = has_memory or state["cfg"]["model"]["stm_length"] > 0
+    return {"has_memory": has_memory, "has_past": has_past}
 
 
 def once(folder, asked, work):

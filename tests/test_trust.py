@@ -13,6 +13,7 @@ import weakref
 from pathlib import Path
 
 import pytest
+import sentencepiece
 import torch
 from conftest import (
     MODEL,
@@ -27,9 +28,13 @@ from conftest import (
     tool,
     train,
 )
+from fairseq.data.encoders.sentencepiece_bpe import SentencepieceConfig
+from omegaconf import OmegaConf
 
-from fairseq_inf.data import StreamIterator
+from fairseq_inf.data import LineEncoding, StreamIterator
+from fairseq_inf.data.encoding import SentencePiece
 from fairseq_inf.models import InfiniteFormerLM
+from fairseq_inf.tasks.long_sequence_lm import LongSequenceLMConfig, LongSequenceLMTask
 
 # the end of a process
 
@@ -124,6 +129,41 @@ def test_the_hub_tells_of_another_segment_length(data_bin, by_documents, caplog)
         assert not caplog.text
         assert InfiniteFormerLM.from_pretrained(*own, tokens_per_sample=7).length == 7
     assert "--tokens-per-sample is 7, and was 12 in the training" in caplog.text
+
+
+@pytest.fixture
+def pieces(tmp_path):
+    """A data-bin with an encoding of its own, and another SentencePiece model."""
+    lines = [f"the {a} and the {b}, isn't it" for a in "abcdefgh" for b in "ijklmnop"]
+    for name, some in (("own", lines), ("other", [line[::-1] for line in lines])):
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(some), model_prefix=str(tmp_path / name), vocab_size=300,
+            byte_fallback=True, model_type="bpe", minloglevel=3, remove_extra_whitespaces=False,
+            normalization_rule_name="identity", add_dummy_prefix=False,
+        )  # fmt: skip
+    data = tmp_path / "bin"
+    data.mkdir()
+    encoding = SentencePiece(tmp_path / "own.model")
+    encoding.save(data)
+    (data / "dict.txt").write_text(encoding.dictionary())
+    (data / "documents.json").write_text('{"encoding": "sentencepiece"}')
+    return data, tmp_path / "other.model"
+
+
+def test_the_encoding_comes_from_the_data(pieces, caplog):
+    data, other = pieces
+    cfg = LongSequenceLMConfig(data=str(data))
+    cfg.path = None
+    task = LongSequenceLMTask.setup_task(cfg)
+    text = "the a\n\nand the ☃"
+    own = task.build_bpe(None)
+    assert "<0x0A>" in own.encode(text) and own.decode(own.encode(text)) == text
+    asked = OmegaConf.structured(SentencepieceConfig(sentencepiece_model=str(data / "spm.model")))
+    asked._name = "sentencepiece"
+    assert task.build_bpe(asked).decode(own.encode(text)) == text and not caplog.text
+    asked.sentencepiece_model = str(other)
+    assert not isinstance(task.build_bpe(asked), LineEncoding)
+    assert f"--bpe sentencepiece does not encode as {data} does" in caplog.text
 
 
 # the word <pad>

@@ -136,7 +136,7 @@ class LineEncoding:
     def decode(self, text):
         return self.encoding.decode(text.split())
 
-    def agrees(self, bpe):
-        """Whether one of fairseq's encodes as this one does."""
-        text = "It is 1,234 naïve Ideas – or \u2603, isn't it?"
+    def agrees(self, bpe, words):
+        """Whether one of fairseq's encodes as this one does a text that is made of these words."""
+        text = " ".join(self.decode(" ".join(words)).split())
         return bpe.encode(text).split() == self.encode(text).split()

@@ -348,8 +348,8 @@ class LongSequenceLMTask(FairseqTask):
         encoding = load_encoding(utils.split_paths(self.cfg.data)[0])
         if encoding is None:
             return asked
-        own = LineEncoding(encoding)
-        if asked is None or own.agrees(asked):
+        own, first = LineEncoding(encoding), self.dictionary.nspecial
+        if asked is None or own.agrees(asked, self.dictionary.symbols[first : first + 2000]):
             return own
         logger.warning(
             f"--bpe {args._name} does not encode as {self.cfg.data} does, which is of "
