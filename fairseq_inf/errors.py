@@ -12,7 +12,7 @@ class Failure(Exception):
     """Something the user has to change; the message says what."""
 
 
-MENDABLE = (Failure, OSError, ValueError, TypeError)
+MENDABLE = (Failure, OSError, ValueError)
 
 
 def wants_traceback():

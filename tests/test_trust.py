@@ -208,6 +208,16 @@ def test_a_prompt_that_cannot_be_read_takes_no_answer_along(data_bin, trained, b
     assert all(scores[n] == words[n] + 1 for n in scores)  # the last is that of the end
 
 
+def test_a_file_of_prompts_that_is_not_utf_8_is_refused_before_the_first(
+    data_bin, trained, tmp_path
+):
+    (tmp_path / "prompts").write_bytes(b"word1\n\xff\n")
+    path = trained[0] / "checkpoint_best.pt"
+    code, out, said = interactive(data_bin, path, b"", "--input", tmp_path / "prompts")
+    assert code and "H-0" not in out and "Traceback" not in said
+    assert f"--input {tmp_path / 'prompts'} is not UTF-8: convert it" in said.splitlines()[-1]
+
+
 # memory files, where they are written
 
 
@@ -320,6 +330,7 @@ EVALUATION = {
     "overrides that are nonsense": (["--model-overrides", "ltm_enabled="], "must be a dict as"),
     "no rows": (["--batch-size", 0], "side by side, got 0"),
     "a text": (["--path", "README.md"], "README.md is not a checkpoint: name one that"),
+    "no checkpoint": (["--path", "none.pt"], "checkpoint none.pt does not exist or is not a file"),
     "a folder": (["--path", "tests"], "checkpoint tests does not exist or is not a file"),
 }
 

@@ -1,8 +1,11 @@
 """One training at a time in a folder."""
 
 import fcntl
+import logging
 import os
 import socket
+
+logger = logging.getLogger(__name__)
 
 FILE = "training.lock"
 
@@ -20,6 +23,11 @@ def lock(save_dir):
             f"--save-dir {save_dir} is in use by another training ({file.read().strip()}): "
             "name another folder, or end that one"
         ) from None
+    except OSError as error:
+        logger.warning(
+            f"--save-dir {save_dir} cannot be locked ({error.strerror}): see that no other "
+            "training uses it"
+        )
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
     file.flush()

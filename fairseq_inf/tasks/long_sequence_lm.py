@@ -1,5 +1,6 @@
 """Language modelling over streams of any length, segment by segment."""
 
+import glob
 import hashlib
 import logging
 import os
@@ -126,7 +127,9 @@ class LongSequenceLMTask(FairseqTask):
             )
         dictionary = Dictionary.load(path)
         logger.info(f"dictionary: {len(dictionary)} words")
-        return cls(cfg, dictionary)
+        task = cls(cfg, dictionary)
+        task._evaluating = from_checkpoint
+        return task
 
     @staticmethod
     def _check_checkpoints(cfg, from_checkpoint):
@@ -134,7 +137,8 @@ class LongSequenceLMTask(FairseqTask):
         trained = {}
         sections = ("model", "task") if from_checkpoint else ("model",)
         for path in reversed(utils.split_paths(cfg.path or "")):
-            if os.path.exists(path):  # else fairseq looks for its shards
+            shards = glob.glob(glob.escape(path.removesuffix(".pt")) + "?*.pt")
+            if os.path.exists(path) or (path and not shards):
                 state = open_checkpoint(path)
                 check_overrides(cfg.model_overrides, state, sections)
                 trained = (state.get("cfg") or {}).get("task") or {}
@@ -278,7 +282,7 @@ class LongSequenceLMTask(FairseqTask):
             raise ValueError("--fp16 needs a GPU: leave it out, or train by common.bf16=true")
         path = resume_path(self.cfg.save_dir, self.cfg.restore_file)
         if _world_size() == 1 or torch.distributed.get_rank() == 0:
-            if not self.cfg.no_save:
+            if not self.cfg.no_save and os.path.isdir(self.cfg.save_dir):
                 self._lock = lock(self.cfg.save_dir)
             if path is not None:
                 mend(path, self.cfg.save_dir)
@@ -425,9 +429,9 @@ class LongSequenceLMTask(FairseqTask):
 
 def check_input(path):
     """Of fairseq-interactive, which would end where a line is not UTF-8."""
-    if path == "-":
-        if hasattr(sys.stdin, "reconfigure"):
-            sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    if path == "-" and hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    if not os.path.isfile(path):  # what can be read but once
         return
     try:
         with open(path, encoding="utf-8") as file:
