@@ -4,6 +4,8 @@ import contextlib
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from types import TracebackType
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
@@ -15,12 +17,12 @@ class Failure(Exception):
 MENDABLE = (Failure, OSError, ValueError)
 
 
-def wants_traceback():
+def wants_traceback() -> bool:
     return bool(os.environ.get("FAIRSEQ_INF_TRACEBACK"))
 
 
 @contextlib.contextmanager
-def plain_errors(command):
+def plain_errors(command: str) -> Iterator[None]:
     """Inside, such an error ends the command with its sentence alone."""
     try:
         yield
@@ -30,7 +32,7 @@ def plain_errors(command):
         sys.exit(f"{command}: {error}")
 
 
-def plain_errors_in_fairseq():
+def plain_errors_in_fairseq() -> None:
     """The same in a command of fairseq, for errors that this package raises; a program that uses
     it as a library is left as it is."""
     folder, command = os.path.split(os.path.abspath(sys.argv[0]))
@@ -39,7 +41,7 @@ def plain_errors_in_fairseq():
             sys.excepthook = _say
 
 
-def _say(kind, error, trace):
+def _say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     raised_in = traceback.extract_tb(trace)[-1].filename if trace else ""
     if issubclass(kind, MENDABLE) and raised_in.startswith(PACKAGE + os.sep):
         sys.stdout.flush()

@@ -60,8 +60,9 @@ class CompressiveMemory(LongTermMemory):
         if compression == "conv":
             self.convolution = nn.Conv1d(dim, dim, kernel_size=rate, stride=rate)
             with torch.no_grad():
-                self.convolution.weight.mul_(0.1).add_(torch.eye(dim)[..., None] / rate)
-                self.convolution.bias.zero_()
+                weight, bias = self.convolution.parameters()
+                weight.mul_(0.1).add_(torch.eye(dim)[..., None] / rate)
+                bias.zero_()
 
     def start_silent(self, layer: int, layers: int) -> None:
         self.output = nn.Linear(self.dim, self.dim, bias=False)

@@ -1,10 +1,15 @@
 """The file that a memory is kept in: its tensors, whose they are, and a checksum of them."""
 
+from __future__ import annotations
+
 import hashlib
 import logging
 import os
 
 import torch
+from torch import Tensor
+
+from .state import Own, State
 
 logger = logging.getLogger(__name__)
 
@@ -13,7 +18,7 @@ WITHOUT_CHECKSUM = "fairseq_inf memory 1"
 LARGEST = 1e9  # no value of a memory comes near it
 
 
-def save_state(state, path, fingerprint):
+def save_state(state: State, path: str, fingerprint: str) -> None:
     """Write a state and the fingerprint of the model that made it; never leaves half a file."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -33,7 +38,7 @@ def save_state(state, path, fingerprint):
             os.remove(partial)
 
 
-def check_writable(path):
+def check_writable(path: str) -> None:
     """Raise an error if a file cannot be written there.  A link is followed."""
     folder = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(folder):
@@ -46,7 +51,7 @@ def check_writable(path):
         raise PermissionError(f"memory file {path} cannot be written: {folder} is not yours")
 
 
-def checksum(tensors):
+def checksum(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, x in sorted(tensors.items()):
         digest.update(f"{name} {x.dtype} {tuple(x.shape)} ".encode())
@@ -54,7 +59,7 @@ def checksum(tensors):
     return digest.hexdigest()
 
 
-def load_state(path, template, fingerprint):
+def load_state(path: str, template: Own, fingerprint: str) -> Own:
     """Read what `save_state` wrote into the structure of `template` (a state of one row)."""
     from safetensors import SafetensorError, safe_open
 
@@ -102,7 +107,7 @@ def load_state(path, template, fingerprint):
     return state
 
 
-def _check_shapes(path, found, wanted):
+def _check_shapes(path: str, found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
     if found.keys() != wanted.keys():
         names = sorted(found.keys() ^ wanted.keys())
         raise ValueError(f"memory file {path} does not fit this model: {names[0]} is not in both")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,19 +40,29 @@ class GibbsMemory(SignalMemory):
     first.  Points at the middles (p - 1/2) / D; where nothing has come to yet they are zeros.
     """
 
+    places: Tensor  # D
+    at_points: Tensor  # D x N
+
     def __init__(
-        self, *args: Any, points: int | None = None, bins: int | None = None, **kwargs: Any
+        self,
+        dim: int,
+        num_heads: int,
+        num_basis: int,
+        widths: Sequence[float] = (0.01, 0.05),
+        *,
+        points: int | None = None,
+        bins: int | None = None,
+        **kwargs: Any,
     ) -> None:
         """points: D, 2N unless given; they are the bins of a sticky memory, too."""
-        num_basis = kwargs["num_basis"] if "num_basis" in kwargs else args[2]
         points = 2 * num_basis if points is None else points
         if points < 1:
             raise SettingError(f"{{points}} must be positive, got {points}")
-        super().__init__(*args, bins=points, **kwargs)
+        super().__init__(dim, num_heads, num_basis, widths, bins=points, **kwargs)
         self.points = points
         places = (torch.arange(points, dtype=torch.float64) + 0.5) / points
         self.register_buffer("places", places, persistent=False)
-        self.register_buffer("at_points", self.basis.evaluate(places), persistent=False)  # D x N
+        self.register_buffer("at_points", self.basis.evaluate(places), persistent=False)
 
     def signal(self, state: ContinuousState) -> Tensor:
         """X(t) at the points, at unit root mean square.  -> B x D x e"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,7 +28,7 @@ class Places:
     weights: Tensor  # M + T
 
 
-class Schedule(Protocol):
+class Schedule(Hashable, Protocol):
     """Equal schedules are equal, and can be keys: operators are kept by them."""
 
     def step(self, held: int, new: int) -> float | None:
@@ -55,13 +56,15 @@ class Constant:
 
     tau: float
 
-    def step(self, held: int, new: int) -> float:
+    def step(self, held: int, new: int) -> float | None:
         return self.tau if held else 0.0
 
-    def move(self, t: Tensor, step: float, new: int) -> Tensor:
+    def move(self, t: Tensor, step: float | None, new: int) -> Tensor:
+        assert step is not None
         return step * t
 
-    def places(self, step: float, new: int, samples: int) -> Places:
+    def places(self, step: float | None, new: int, samples: int) -> Places:
+        assert step is not None
         even = _count(samples if step else 0) / samples
         i = _count(new) / new
         return Places(even, step * even, step + (1 - step) * i, even.new_ones(len(even) + new))
@@ -79,17 +82,19 @@ class Uniform:
 
     ceiling: float = 1.0
 
-    def step(self, held: int, new: int) -> float:
+    def step(self, held: int, new: int) -> float | None:
         if not held:
             return 0.0
         share, octave = math.frexp(held / new)
         ratio = math.ldexp(round(share * 2 * STEPS) / (2 * STEPS), octave)
         return min(ratio / (1 + ratio), self.ceiling)
 
-    def move(self, t: Tensor, step: float, new: int) -> Tensor:
+    def move(self, t: Tensor, step: float | None, new: int) -> Tensor:
+        assert step is not None
         return step * t
 
-    def places(self, step: float, new: int, samples: int) -> Places:
+    def places(self, step: float | None, new: int, samples: int) -> Places:
+        assert step is not None
         even = _count(samples if step else 0, 0.5) / samples
         i = _count(new, 0.5) / new
         stands_for = step / (1 - step) * new / samples
@@ -119,13 +124,13 @@ class Logarithmic:
     def age(self, t: Tensor) -> Tensor:
         return self.recent * torch.expm1((1 - t) * self.octaves)
 
-    def step(self, held: int, new: int) -> None:
+    def step(self, held: int, new: int) -> float | None:
         return None
 
-    def move(self, t: Tensor, step: None, new: int) -> Tensor:
+    def move(self, t: Tensor, step: float | None, new: int) -> Tensor:
         return self.place(self.age(t) + new)
 
-    def places(self, step: None, new: int, samples: int) -> Places:
+    def places(self, step: float | None, new: int, samples: int) -> Places:
         even = _count(samples, 0.5) / samples
         age = self.age(even)
         young = new - _count(new, 0.5)

@@ -139,6 +139,8 @@ class SignalMemory(LongTermMemory):
     mode, drawn from `seed` and the `key` of the row, at the quantiles in evaluation mode.
     """
 
+    output: nn.Linear
+
     def __init__(
         self,
         dim: int,
@@ -312,6 +314,10 @@ class SignalMemory(LongTermMemory):
             steps = torch.arange(self.samples, device=histogram.device)
             levels = ((steps.to(histogram) + 0.5) / self.samples).expand(rows, -1)
         return histogram_quantiles(histogram, levels)
+
+    def read(self, query: Tensor, own: Tensor | None, contents: Any) -> tuple[Tensor, Any]:
+        """D, whatever the host's attention finds."""
+        raise NotImplementedError
 
     def looked(self, seen: Any, mask: Tensor | None) -> Tensor:
         """Mass of the segment's densities in each bin, over heads and real tokens.  -> B x D"""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +18,7 @@ def _map(value: Any, fn: Callable[[Tensor], Tensor]) -> Any:
         return fn(value)
     if isinstance(value, tuple):
         return tuple(_map(item, fn) for item in value)
-    assert is_dataclass(value), f"a state holds tensors, tuples and states, not {type(value)}"
+    assert isinstance(value, State), f"a state holds tensors, tuples and states, not {type(value)}"
     return type(value)(**{f.name: _map(getattr(value, f.name), fn) for f in fields(value)})
 
 

@@ -16,7 +16,7 @@ from .memory_lm import MemoryLM, MemoryLMConfig, register
 class CompressiveTransformerConfig(MemoryLMConfig):
     cmem_length: int = setting(256, "slots of the compressed memory, C")
     compression_rate: int = setting(4, "vectors that go into one slot, c")
-    compression: ChoiceEnum(["conv", "mean", "max"]) = setting(  # type: ignore[valid-type]
+    compression: ChoiceEnum(["conv", "mean", "max"]) = setting(
         "conv", "how c vectors become one: a learned convolution, or pooling"
     )
 

@@ -14,7 +14,7 @@ from .memory_lm import MemoryLM, MemoryLMConfig, register
 
 @dataclass
 class InfiniAttentionConfig(MemoryLMConfig):
-    infini_update: ChoiceEnum(["linear", "delta"]) = setting(  # type: ignore[valid-type]
+    infini_update: ChoiceEnum(["linear", "delta"]) = setting(
         "linear", "what a key adds: its value, or how far that is from what the memory has for it"
     )
 

@@ -33,14 +33,14 @@ class InfiniteFormerConfig(MemoryLMConfig):
         None, "layers with a long-term memory, 0,1,.. (default: all)"
     )
     ltm_threshold: int = setting(0, "forget everything after this many vectors; 0 for never")
-    ltm_schedule: ChoiceEnum(["constant", "uniform", "logarithmic"]) = setting(  # type: ignore
+    ltm_schedule: ChoiceEnum(["constant", "uniform", "logarithmic"]) = setting(
         "constant", "how the past is contracted: to tau at each write, as the paper does; so that "
         "all of it has the same room; or room in proportion to 1 / age", before="constant",
     )  # fmt: skip
     ltm_oldest: int = setting(
         1_000_000, "age in tokens that a logarithmic schedule loses", before=1_000_000
     )
-    ltm_density: ChoiceEnum(["gaussian", "gibbs"]) = setting(  # type: ignore
+    ltm_density: ChoiceEnum(["gaussian", "gibbs"]) = setting(
         "gaussian", "how a query reads: through one Gaussian, or exp(q . k(t)) over all of time",
         before="gaussian",
     )  # fmt: skip
