@@ -8,11 +8,13 @@ adds: each product in A B and C X is rounded by 2^-24 of its size, which later w
 
 import argparse
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from fairseq_inf.memory import GaussianBasis
+from fairseq_inf.memory import GaussianBasis, Schedule
 from fairseq_inf.memory.schedule import Constant, Logarithmic, Uniform, write_operators
 
 from .report import pyplot, save, table, write_csv
@@ -20,21 +22,23 @@ from .report import pyplot, save, table, write_csv
 ROUNDING = 2.0**-24
 SCHEDULES = ("constant", "uniform", "logarithmic")
 
+Write = tuple[Tensor | None, Tensor]  # A, None where there is no past, and C
+
 
 @dataclass
 class Retention:
     """R^2 by age, the last segment first."""
 
-    tokens: torch.Tensor  # n x L
-    means: torch.Tensor  # n: of the mean of each segment
+    tokens: Tensor  # n x L
+    means: Tensor  # n: of the mean of each segment
 
     @property
-    def capacity(self):
+    def capacity(self) -> float:
         return float(self.tokens.sum())
 
 
-def retention(operators, length, segments):
-    """operators(held, new) -> (A or None, C), the maps of a write of `new` vectors to `held` ones.
+def retention(operators: Callable[[int, int], Write], length: int, segments: int) -> Retention:
+    """operators(held, new): the maps of a write of `new` vectors to `held` ones.
 
     K = Z Z^T where Z is W beside a root of E; by Z^T = Q R, R^2_i is the squared length of row i
     of Q, which needs neither the square of a condition number nor a cutoff.
@@ -55,9 +59,10 @@ def retention(operators, length, segments):
     return Retention(q.square().sum(dim=-1), q.sum(dim=1).square().sum(dim=-1) / length)
 
 
-def _rounding(writes):
+def _rounding(writes: Sequence[Write]) -> list[Tensor]:
     """-> standard deviation of what float32 adds to B at each write: list of N"""
-    found, covariance = [], 0
+    found: list[Tensor] = []
+    covariance = torch.zeros((), dtype=torch.float64)
     for carry, fit in writes:
         variance = fit.square().sum(dim=1)
         if carry is not None and found:
@@ -68,11 +73,13 @@ def _rounding(writes):
     return found
 
 
-def schedule_operators(schedule, basis, samples, ridge):
+def schedule_operators(
+    schedule: Schedule, basis: GaussianBasis, samples: int, ridge: float
+) -> Callable[[int, int], Write]:
     """-> the `operators` of `retention`, each computed once."""
-    known = {}
+    known: dict[tuple[float | None, int], Write] = {}
 
-    def operators(held, new):
+    def operators(held: int, new: int) -> Write:
         step = schedule.step(held, new)
         if (step, new) not in known:
             places = schedule.places(step, new, samples)
@@ -83,13 +90,13 @@ def schedule_operators(schedule, basis, samples, ridge):
     return operators
 
 
-def ages(segments):
+def ages(segments: int) -> list[int]:
     """0, 1, 2, 4, 8, .. and the oldest"""
     powers = [2**i for i in range(segments.bit_length())]
     return sorted({0, segments - 1, *(age for age in powers if age < segments)})
 
 
-def draw(path, found, title):
+def draw(path: str, found: dict[str, Retention], title: str) -> None:
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(6, 4))
     for number, (name, kept) in enumerate(found.items()):
@@ -106,7 +113,7 @@ def draw(path, found, title):
     save(plt, figure, path)
 
 
-def parse():
+def parse() -> tuple[argparse.Namespace, GaussianBasis]:
     parser = argparse.ArgumentParser(
         prog="fairseq-inf-capacity", description=__doc__.splitlines()[0].split(": ")[1]
     )
@@ -144,10 +151,10 @@ def parse():
     return args, basis
 
 
-def main():
+def main() -> None:
     args, basis = parse()
     tokens = args.segment * args.segments
-    schedules = {
+    schedules: dict[str, Schedule] = {
         "constant": Constant(args.tau or 0.5),
         "uniform": Uniform(args.tau or 1.0),
         "logarithmic": Logarithmic(args.recent or args.segment, args.oldest or tokens),
@@ -160,8 +167,8 @@ def main():
     head = ["R² after writes", *(x for name in found for x in (f"{name}: mean", "token"))]
     lines = []
     for age in ages(args.segments):
-        kept = [(f"{k.means[age]:.2f}", f"{k.tokens[age].mean():.3f}") for k in found.values()]
-        lines.append([str(age), *(cell for pair in kept for cell in pair)])
+        cells = [(f"{k.means[age]:.2f}", f"{k.tokens[age].mean():.3f}") for k in found.values()]
+        lines.append([str(age), *(cell for pair in cells for cell in pair)])
     print(table(head, lines))
     for name, kept in found.items():
         print(f"{name}: capacity spent {kept.capacity:.1f} of {args.basis}")

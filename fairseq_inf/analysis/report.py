@@ -1,14 +1,17 @@
 """How results are shown: a table in markdown, a CSV file, a figure."""
 
 import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 
-def table(head, lines):
+def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     rows = [head, ["---"] * len(head), *lines]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def write_csv(path, columns, rows):
+def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
     """rows: dicts, of which only these columns are written."""
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, columns, extrasaction="ignore", restval="")
@@ -16,7 +19,7 @@ def write_csv(path, columns, rows):
         writer.writerows(rows)
 
 
-def pyplot():
+def pyplot() -> Any:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -25,7 +28,7 @@ def pyplot():
     return plt
 
 
-def save(plt, figure, path):
+def save(plt: Any, figure: Any, path: str | Path) -> None:
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

@@ -13,13 +13,15 @@ keys, a gap of fillers, and one of the keys again with its value.
 import argparse
 import os
 import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from fairseq.data import Dictionary
 from tqdm import tqdm
 
-from .streams import SegmentBatches
+from .streams import SegmentBatches, Spans, StreamDataset
 from .synthetic import SPLITS, binarize, check_least, make_folder
 
 FILLER = "."
@@ -27,14 +29,18 @@ SUMMARY = "recall.json"  # of a data-bin: what it was made with
 AT_ONCE = 500  # documents that are drawn together
 
 
-def draw_ranks(rng, shape, keys, distances):
+def draw_ranks(
+    rng: np.random.Generator, shape: tuple[int, ...], keys: int, distances: str
+) -> np.ndarray:
     """-> how many other keys have stood since the one to take, from 0 to K - 1"""
     if distances == "uniform":
         return rng.integers(keys, size=shape)
     return np.minimum((keys + 1) ** rng.random(shape) - 1, keys - 1).astype(np.int64)
 
 
-def draw_keys(rng, documents, pairs, keys, distances):
+def draw_keys(
+    rng: np.random.Generator, documents: int, pairs: int, keys: int, distances: str
+) -> np.ndarray:
     """-> the keys of each document in their order: D x P"""
     stack = rng.permuted(np.tile(np.arange(keys), (documents, 1)), axis=1)  # the last one first
     ranks = draw_ranks(rng, (pairs, documents), keys, distances)
@@ -47,7 +53,15 @@ def draw_keys(rng, documents, pairs, keys, distances):
     return drawn
 
 
-def draw_streams(rng, documents, length, keys, values, fillers, distances):
+def draw_streams(
+    rng: np.random.Generator,
+    documents: int,
+    length: int,
+    keys: int,
+    values: int,
+    fillers: float,
+    distances: str,
+) -> np.ndarray:
     """-> tokens: keys from 0 on, then values, then the filler: D x length"""
     pairs = int(length * (1 - fillers)) // 2
     drawn = draw_keys(rng, documents, pairs, keys, distances)
@@ -63,7 +77,9 @@ def draw_streams(rng, documents, length, keys, values, fillers, distances):
     return tokens
 
 
-def draw_questions(rng, documents, pairs, gap, keys, values):
+def draw_questions(
+    rng: np.random.Generator, documents: int, pairs: int, gap: int, keys: int, values: int
+) -> np.ndarray:
     """-> n pairs, a gap, a key and its value: D x (2n + gap + 2)"""
     drawn = rng.permuted(np.tile(np.arange(keys), (documents, 1)), axis=1)[:, :pairs]
     belongs = keys + rng.integers(values, size=(documents, pairs))
@@ -74,7 +90,7 @@ def draw_questions(rng, documents, pairs, gap, keys, values):
     return tokens
 
 
-def distances_back(tokens, is_key):
+def distances_back(tokens: np.ndarray, is_key: np.ndarray) -> np.ndarray:
     """For each token how long ago the key before it last stood, 0 if that is no key or a new one.
 
     tokens: T.  is_key: of each word of the dictionary.  -> T"""
@@ -86,7 +102,7 @@ def distances_back(tokens, is_key):
     return found
 
 
-def in_window(distances, length, stm_length):
+def in_window(distances: np.ndarray, length: int, stm_length: int) -> np.ndarray:
     """Whether the value that each returning key brings is in its segment, or in the short-term
     memory before it.  distances: of one document.  -> bool for each distance that is not 0"""
     place = np.flatnonzero(distances)
@@ -94,7 +110,7 @@ def in_window(distances, length, stm_length):
     return place - distances[place] + 1 >= begin  # eos is read first
 
 
-def bin_edges(length, longest):
+def bin_edges(length: int, longest: int) -> list[int]:
     """Upper ends of the distances that are counted together: L, 2L, 4L, .. to the longest."""
     edges = [length]
     while edges[-1] < longest:
@@ -106,12 +122,12 @@ class RecallBatches(SegmentBatches):
     """Segments whose targets are the values of keys that have stood before; beside them, as
     `distance`, how long before, B x T, and the `edges` of the bins that it is counted in."""
 
-    def __init__(self, dataset, spans, length, own):
+    def __init__(self, dataset: StreamDataset, spans: Spans, length: int, own: slice) -> None:
         super().__init__(dataset, spans, length, own)
         self.is_key = find_keys(dataset.dictionary)
         self.edges = bin_edges(length, int(dataset.sizes.max()))
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> dict[str, Any]:
         batch = super().__getitem__(index)
         distance = torch.zeros_like(batch["target"])
         for row, (begins, ends, _, _) in enumerate(self.tables):
@@ -129,27 +145,30 @@ class RecallBatches(SegmentBatches):
         return batch
 
 
-def dictionary(keys, values):
+def dictionary(keys: int, values: int) -> Dictionary:
     words = Dictionary()
     for word in [f"k{i}" for i in range(keys)] + [f"v{i}" for i in range(values)] + [FILLER]:
         words.add_symbol(word)
     return words
 
 
-def find_keys(words):
+def find_keys(words: Dictionary) -> np.ndarray:
     """-> of each word whether it is a key"""
     return np.array([re.fullmatch(r"k\d+", word) is not None for word in words.symbols])
 
 
-def make(folder, mode, sizes, seed, **options):
+def make(folder: str, mode: str, sizes: Sequence[int], seed: int, **options: Any) -> None:
     """Write dict.txt and the three splits into a folder."""
     words = dictionary(options["keys"], options["values"])
     words.save(os.path.join(folder, "dict.txt"))
-    draw = {"stream": draw_streams, "pairs": draw_questions}[mode]
+    draws: dict[str, Callable[..., np.ndarray]] = {"stream": draw_streams, "pairs": draw_questions}
+    draw = draws[mode]
     for number, (split, size) in enumerate(zip(SPLITS, sizes, strict=True)):
         rng = np.random.default_rng([seed, number])
 
-        def lines(rng=rng, split=split, size=size):
+        def lines(
+            rng: np.random.Generator = rng, split: str = split, size: int = size
+        ) -> Iterator[np.ndarray]:
             with tqdm(total=size, desc=split, unit=" documents", mininterval=1) as bar:
                 for first in range(0, size, AT_ONCE):
                     tokens = draw(rng, min(AT_ONCE, size - first), **options) + words.nspecial
@@ -159,7 +178,7 @@ def make(folder, mode, sizes, seed, **options):
         binarize(folder, split, lines(), words)
 
 
-def parse():
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Make the data of the recall task.")
     add = parser.add_argument
     add("folder", help="folder to make, with dict.txt, train, valid and test")
@@ -184,7 +203,7 @@ def parse():
     return args
 
 
-def main():
+def main() -> None:
     args = parse()
     made = {name: vars(args)[name] for name in ("mode", "keys", "values", "sizes", "seed")}
     if args.mode == "stream":

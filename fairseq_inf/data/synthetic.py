@@ -5,14 +5,18 @@ import os
 import shutil
 import sys
 import tempfile
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable
+from typing import Any
 
+import numpy as np
 import torch
-from fairseq.data import indexed_dataset
+from fairseq.data import Dictionary, indexed_dataset
 
 SPLITS = ("train", "valid", "test")
 
 
-def check_least(parser, args, least):
+def check_least(parser: ArgumentParser, args: Namespace, least: dict[str, int]) -> None:
     """least: the least value that each option may have, by name."""
     for name, bound in least.items():
         value = getattr(args, name)
@@ -23,7 +27,7 @@ def check_least(parser, args, least):
         parser.error(f"{args.folder} is there already: remove it, or name another folder")
 
 
-def binarize(folder, split, lines, words):
+def binarize(folder: str, split: str, lines: Iterable[np.ndarray], words: Dictionary) -> None:
     """Write one split as fairseq-preprocess does.  lines: arrays of indices that end with eos."""
     prefix = os.path.join(folder, split)
     builder = indexed_dataset.make_builder(f"{prefix}.bin", "mmap", len(words))
@@ -32,7 +36,7 @@ def binarize(folder, split, lines, words):
     builder.finalize(f"{prefix}.idx")
 
 
-def make_folder(name, make, made, summary):
+def make_folder(name: str, make: Callable[..., None], made: dict[str, Any], summary: str) -> None:
     """Let `make(folder, **made)` fill a folder; its file `summary` says what it was made with."""
     folder = os.path.abspath(name)
     partial = None
