@@ -5,16 +5,18 @@ import difflib
 import os
 import pickle
 import zipfile
+from collections.abc import Collection, Iterable
+from typing import Any
 
 import torch
 
 
-def is_whole(path):
+def is_whole(path: str) -> bool:
     """A checkpoint is a zip file, whose directory is written last."""
     return zipfile.is_zipfile(path)
 
 
-def open_checkpoint(path):
+def open_checkpoint(path: str) -> dict[str, Any]:
     """What is in a checkpoint, the weights left on the disk.  fairseq with a torch before 2.6 would
     run the code that a checkpoint may hold: such a one is refused."""
     if not os.path.isfile(path):
@@ -39,7 +41,7 @@ def open_checkpoint(path):
     return state
 
 
-def check_overrides(text, state, sections):
+def check_overrides(text: str, state: dict[str, Any], sections: Iterable[str]) -> None:
     """text: of --model-overrides.  sections: of the checkpoint's configuration that it reaches."""
     try:
         overrides = ast.literal_eval(text)
@@ -54,7 +56,7 @@ def check_overrides(text, state, sections):
     check_names(overrides, known, "--model-overrides: ")
 
 
-def check_names(given, known, where=""):
+def check_names(given: Iterable[str], known: Collection[str], where: str = "") -> None:
     """Refuse a setting that the model does not have, which fairseq would pass over."""
     for name in given:
         if name not in known:

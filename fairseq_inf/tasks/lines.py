@@ -1,7 +1,9 @@
 """What tasks on made-up data share: a line is a document, and only some of its tokens are asked."""
 
 from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
+from fairseq.data import Dictionary
 from fairseq.dataclass import ChoiceEnum
 
 from .long_sequence_lm import LongSequenceLMConfig, LongSequenceLMTask
@@ -15,9 +17,10 @@ class LinesConfig(LongSequenceLMConfig):
 
 
 class LinesTask(LongSequenceLMTask):
-    name, needs = None, None  # of the task, and a word that its data has
+    name: str
+    needs: str  # a word that its data has
 
-    def __init__(self, cfg, dictionary):
+    def __init__(self, cfg: Any, dictionary: Dictionary) -> None:
         super().__init__(cfg, dictionary)
         if cfg.document_separator != dictionary.eos_word:
             raise ValueError(
@@ -30,7 +33,7 @@ class LinesTask(LongSequenceLMTask):
                 f"python -m fairseq_inf.data.{self.name}"
             )
 
-    def eval_lm_dataloader(self, dataset, **kwargs):
+    def eval_lm_dataloader(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise ValueError(
             f"fairseq-eval-lm is not for --task {self.name}, which asks for some tokens only: "
             "use fairseq-validate --valid-subset"

@@ -4,13 +4,14 @@ import fcntl
 import logging
 import os
 import socket
+from typing import IO
 
 logger = logging.getLogger(__name__)
 
 FILE = "training.lock"
 
 
-def lock(save_dir):
+def lock(save_dir: str) -> IO[str]:
     """Hold the folder until this process ends, be it by a kill.  A record lock, because processes
     that are forked do not keep it.  -> what holds it, to be kept"""
     path = os.path.join(save_dir, FILE)

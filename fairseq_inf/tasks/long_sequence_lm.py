@@ -5,15 +5,18 @@ import hashlib
 import logging
 import os
 import sys
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import IO, Any, Optional
 
 import torch
 from fairseq import utils
 from fairseq.data import Dictionary, data_utils, indexed_dataset
+from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
+from torch import Tensor
 
 from fairseq_inf.criterions import cross_entropy_with_kl  # noqa: F401  (registers it)
 from fairseq_inf.data import (
@@ -39,6 +42,8 @@ from .recovery import allow_broadcast, mend, resume_path
 logger = logging.getLogger(__name__)
 
 LONGEST = 1_000_000  # tokens of a generated text; fairseq's generator makes room for all at once
+
+Step = tuple[Tensor, int, dict[str, Any]]  # loss, sample size, log
 
 
 @dataclass
@@ -86,7 +91,7 @@ class LongSequenceLMConfig(FairseqDataclass):
 class LongSequenceLMTask(FairseqTask):
     """Segments go to the model in order; the batch says which rows begin a new stream."""
 
-    def __init__(self, cfg, dictionary):
+    def __init__(self, cfg: Any, dictionary: Dictionary) -> None:
         super().__init__(cfg)
         if cfg.tokens_per_sample < 1:
             raise ValueError(
@@ -102,17 +107,18 @@ class LongSequenceLMTask(FairseqTask):
             )
         self.model: Any = None
         self._evaluating = False
-        self._lock = None  # of --save-dir
+        self._lock: IO[str] | None = None  # of --save-dir
         self._has_criterion = False
         self._prompts_seen = 0
-        self._gathered: tuple[Any, Any] = (
-            None,
-            None,
-        )  # a state of the training, and all processes' rows of it
-        self._update, self._before = None, {}  # of this update, the state before each segment
+        # a state of the training, and all processes' rows of it
+        self._gathered: tuple[Any, Any] = (None, None)
+        self._update: int | None = None
+        self._before: dict[Any, Any] = {}  # of this update, the state before each segment
 
     @classmethod
-    def setup_task(cls, cfg, from_checkpoint=False, **kwargs):
+    def setup_task(
+        cls, cfg: Any, from_checkpoint: bool = False, **kwargs: Any
+    ) -> "LongSequenceLMTask":
         plain_errors_in_fairseq()
         if not cfg.data:
             raise ValueError("name a data directory that fairseq-preprocess wrote")
@@ -136,9 +142,9 @@ class LongSequenceLMTask(FairseqTask):
         return task
 
     @staticmethod
-    def _check_checkpoints(cfg, from_checkpoint):
+    def _check_checkpoints(cfg: Any, from_checkpoint: bool) -> dict[str, Any]:
         """Look at what is to be evaluated.  -> the settings of its task, {} in a training"""
-        trained = {}
+        trained: dict[str, Any] = {}
         sections = ("model", "task") if from_checkpoint else ("model",)
         for path in reversed(utils.split_paths(cfg.path or "")):
             shards = glob.glob(glob.escape(path.removesuffix(".pt")) + "?*.pt")
@@ -149,19 +155,21 @@ class LongSequenceLMTask(FairseqTask):
         return trained
 
     @property
-    def source_dictionary(self):
+    def source_dictionary(self) -> Dictionary:
         return self.dictionary
 
     @property
-    def target_dictionary(self):
+    def target_dictionary(self) -> Dictionary:
         return self.dictionary
 
-    def max_positions(self):
+    def max_positions(self) -> None:
         return None
 
     # data
 
-    def load_dataset(self, split, epoch=1, combine=False, **kwargs):
+    def load_dataset(
+        self, split: str, epoch: int = 1, combine: bool = False, **kwargs: Any
+    ) -> None:
         paths = utils.split_paths(self.cfg.data)
         path = paths[(epoch - 1) % len(paths)] if split == self.cfg.train_subset else paths[0]
         prefix = os.path.join(path, split)
@@ -180,7 +188,9 @@ class LongSequenceLMTask(FairseqTask):
             lines, self.dictionary, self.cfg.stream_layout, self.separator, prefix
         )
 
-    def get_batch_iterator(self, dataset, **kwargs):
+    def get_batch_iterator(
+        self, dataset: StreamDataset | PromptDataset, **kwargs: Any
+    ) -> EpochBatchIterator:
         """Segments of streams to train and validate on; prompts to go on with."""
         if isinstance(dataset, StreamDataset):
             # fairseq-eval-lm has a loader of its own, so that what has neither an epoch nor a
@@ -192,25 +202,25 @@ class LongSequenceLMTask(FairseqTask):
         names = ("max_tokens", "max_sentences", "num_shards", "shard_id")
         return dataset.batches(**{name: kwargs[name] for name in names if name in kwargs})
 
-    def prompts(self, dataset):
+    def prompts(self, dataset: StreamDataset) -> dict[int, Tensor]:
         """-> number and tokens of each text to go on with: dict"""
         return dataset.prompts()
 
     def _segments(
         self,
-        dataset,
-        max_tokens=None,
-        max_sentences=None,
-        seed=1,
-        num_shards=1,
-        shard_id=0,
-        num_workers=0,
-        epoch=1,
-        data_buffer_size=0,
-        shuffle=True,
-        context=0,
-        **kwargs,
-    ):
+        dataset: StreamDataset,
+        max_tokens: int | None = None,
+        max_sentences: int | None = None,
+        seed: int = 1,
+        num_shards: int = 1,
+        shard_id: int = 0,
+        num_workers: int = 0,
+        epoch: int = 1,
+        data_buffer_size: int = 0,
+        shuffle: bool = True,
+        context: int = 0,
+        **kwargs: Any,
+    ) -> StreamIterator:
         length = self.cfg.tokens_per_sample
         rows = max_sentences
         if rows is None and max_tokens is not None:
@@ -251,13 +261,26 @@ class LongSequenceLMTask(FairseqTask):
             buffer_size=data_buffer_size,
         )
 
-    def build_batches(self, dataset, rows, own, shuffle_seed, context=0):
+    def build_batches(
+        self,
+        dataset: StreamDataset,
+        rows: int,
+        own: slice,
+        shuffle_seed: int | None,
+        context: int = 0,
+    ) -> Sized:
         """rows: of all processes.  own: which of them are this one's, a slice."""
         length = self.cfg.tokens_per_sample
         spans = dataset.spans(rows, length, shuffle_seed)
         return SegmentBatches(dataset, spans, length, own, context)
 
-    def eval_lm_dataloader(self, dataset, batch_size=None, context_window=0, **kwargs):
+    def eval_lm_dataloader(
+        self,
+        dataset: StreamDataset,
+        batch_size: int | None = None,
+        context_window: int = 0,
+        **kwargs: Any,
+    ) -> Any:
         """Without --batch-size the split is one stream, not as many as fit --max-tokens."""
         # fairseq has taken the context window off --tokens-per-sample
         if context_window and not self.model.is_stateless:
@@ -270,19 +293,19 @@ class LongSequenceLMTask(FairseqTask):
 
     # the memory as part of the training state
 
-    def build_model(self, cfg, from_checkpoint=False):
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         if from_checkpoint:
             complete(cfg)
         self.model = super().build_model(cfg, from_checkpoint)
         return self.model
 
-    def build_criterion(self, cfg, *args, **kwargs):
+    def build_criterion(self, cfg: Any, *args: Any, **kwargs: Any) -> Any:
         self._has_criterion = True
         if not self._evaluating:
             self._before_resume()
         return super().build_criterion(cfg, *args, **kwargs)
 
-    def _before_resume(self):
+    def _before_resume(self) -> None:
         """fairseq is about to load a checkpoint, if there is one: see that it can."""
         if self.cfg.fp16 and (self.cfg.cpu or not torch.cuda.is_available()):
             raise ValueError("--fp16 needs a GPU: leave it out, or train by common.bf16=true")
@@ -299,7 +322,7 @@ class LongSequenceLMTask(FairseqTask):
         if path is not None and os.path.isfile(path):
             self.check_dictionary(open_checkpoint(path).get("task_state", {}), path)
 
-    def save_memory(self):
+    def save_memory(self) -> dict[str, Tensor] | None:
         """The memory of all rows of the training, by name; None if it is not at hand."""
         state = self.model.states[True]
         if state is None:
@@ -312,7 +335,7 @@ class LongSequenceLMTask(FairseqTask):
             return None
         return tensors
 
-    def restore_memory(self, tensors, rows):
+    def restore_memory(self, tensors: dict[str, Tensor] | None, rows: slice) -> None:
         """Go on with these rows of a saved memory, or with an empty one."""
         state = self.model.decoder.initial_state(rows.stop - rows.start)
         if tensors is not None:
@@ -321,14 +344,22 @@ class LongSequenceLMTask(FairseqTask):
             state = state.with_tensors(own)
         self.model.states[True] = state
 
-    def gather_memory(self):
+    def gather_memory(self) -> None:
         """Bring the memory of every process together, since only the first one saves."""
         state = self.model.states[True]
         if state is not None and _world_size() > 1:
             tensors = {name: _gather(x) for name, x in state.tensors().items()}
             self._gathered = (state, tensors)
 
-    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+    def train_step(
+        self,
+        sample: dict[str, Any],
+        model: Any,
+        criterion: Any,
+        optimizer: Any,
+        update_num: int,
+        ignore_grad: bool = False,
+    ) -> Step:
         """After an overflow under --amp fairseq gives the same batches again: the memory goes
         back to where it was before them."""
         if self.cfg.amp:
@@ -338,11 +369,11 @@ class LongSequenceLMTask(FairseqTask):
             states[True] = self._before.setdefault(segment, states[True])
         return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
 
-    def begin_valid_epoch(self, epoch, model):
+    def begin_valid_epoch(self, epoch: int, model: Any) -> None:
         super().begin_valid_epoch(epoch, model)
         self.gather_memory()
 
-    def optimizer_step(self, optimizer, model, update_num):
+    def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
         super().optimizer_step(optimizer, model, update_num)
         done, every = update_num + 1, self.cfg.save_interval_updates
         if self.cfg.disable_validation or done < self.cfg.validate_after_updates:
@@ -352,7 +383,7 @@ class LongSequenceLMTask(FairseqTask):
 
     # generation
 
-    def build_bpe(self, args):
+    def build_bpe(self, args: Any) -> Any:
         """The encoding that the data-bin came with; another one that is asked for is told."""
         asked = super().build_bpe(args)
         encoding = load_encoding(utils.split_paths(self.cfg.data)[0])
@@ -367,14 +398,16 @@ class LongSequenceLMTask(FairseqTask):
         )
         return asked
 
-    def get_interactive_tokens_and_lengths(self, lines, encode_fn):
+    def get_interactive_tokens_and_lengths(self, lines: Sequence[str], encode_fn: Any) -> Any:
         kept = [line if _is_text(line) else "" for line in lines]
         for number, (line, text) in enumerate(zip(lines, kept, strict=True), self._prompts_seen):
             if line != text:
                 logger.warning(f"prompt {number} is not UTF-8: convert it")
         return super().get_interactive_tokens_and_lengths(kept, encode_fn)
 
-    def build_dataset_for_inference(self, src_tokens, src_lengths, **kwargs):
+    def build_dataset_for_inference(
+        self, src_tokens: Sequence[Tensor], src_lengths: Any, **kwargs: Any
+    ) -> PromptDataset:
         """A prompt that cannot be read is told, and left out: the others have their answers."""
         eos, prompts = self.dictionary.eos(), {}
         for number, text in enumerate(src_tokens):
@@ -387,11 +420,11 @@ class LongSequenceLMTask(FairseqTask):
         self._prompts_seen += len(src_tokens)
         return PromptDataset([*prompts.values()], self.dictionary.pad(), [*prompts])
 
-    def check_prompt(self, text, name):
+    def check_prompt(self, text: Tensor, name: str) -> None:
         count = int((text == self.dictionary.unk()).sum())
         check_words(len(text), count, name, "is --bpe that of the data?")
 
-    def build_generator(self, models, args, *other, **kwargs):
+    def build_generator(self, models: Sequence[Any], args: Any, *other: Any, **kwargs: Any) -> Any:
         """fairseq's own generator; a prompt is read as it reads a source sentence."""
         for name, instead in {
             "score_reference": "use fairseq-eval-lm",
@@ -416,14 +449,14 @@ class LongSequenceLMTask(FairseqTask):
 
     # what must not change between training and evaluation
 
-    def state_dict(self):
+    def state_dict(self) -> dict[str, Any]:
         return dictionary_state(self.dictionary)
 
-    def load_state_dict(self, state_dict):
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._evaluating = True  # fairseq calls this for evaluation only
         self.check_dictionary(state_dict, "the checkpoint")
 
-    def check_dictionary(self, state_dict, path):
+    def check_dictionary(self, state_dict: dict[str, Any], path: str) -> None:
         own = self.state_dict()
         if state_dict.get("dictionary", own["dictionary"]) != own["dictionary"]:
             raise ValueError(
@@ -433,7 +466,7 @@ class LongSequenceLMTask(FairseqTask):
             )
 
 
-def check_input(path):
+def check_input(path: str) -> None:
     """Of fairseq-interactive, which would end where a line is not UTF-8."""
     if path == "-" and hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
@@ -447,23 +480,23 @@ def check_input(path):
         raise ValueError(f"--input {path} is not UTF-8: convert it") from None
 
 
-def _is_text(line):
+def _is_text(line: str) -> bool:
     """Bytes that are not UTF-8 come from the standard input as lone surrogates."""
     return not any("\ud800" <= letter <= "\udfff" for letter in line)
 
 
-def dictionary_state(dictionary):
+def dictionary_state(dictionary: Dictionary) -> dict[str, Any]:
     """What tells a dictionary from others."""
     text = "\n".join(dictionary.symbols)
     digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     return {"dictionary": digest, "words": len(dictionary)}
 
 
-def _world_size():
+def _world_size() -> int:
     return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
 
-def _gather(x):
+def _gather(x: Tensor) -> Tensor:
     """The rows of all processes, in their order, on the CPU."""
     if x.numel() == 0:
         return torch.cat([x.cpu()] * _world_size())

@@ -1,6 +1,7 @@
 """How streams are read: an evaluation does it as the training did, unless it is told otherwise."""
 
 import logging
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -8,7 +9,7 @@ logger = logging.getLogger(__name__)
 DEFAULTS = {"tokens_per_sample": 256, "stream_layout": "corpus", "document_separator": "</s>"}
 
 
-def settle(cfg, trained):
+def settle(cfg: Any, trained: dict[str, Any]) -> None:
     """Fill in what was not given.  trained: the task's settings in the checkpoint, {} in a
     training.  Another value than the training's is told."""
     # fairseq-eval-lm has taken the context window off the tokens

@@ -1,12 +1,17 @@
 """Tell the value of a key that returns, and how well, by the time since it last stood."""
 
+from typing import Any
+
 import torch
 from fairseq import metrics, utils
 from fairseq.tasks import register_task
+from torch import Tensor, nn
 
+from fairseq_inf.data import StreamDataset
 from fairseq_inf.data.recall import RecallBatches
 
 from .lines import LinesConfig, LinesTask
+from .long_sequence_lm import Step
 
 
 @register_task("recall", dataclass=LinesConfig)
@@ -16,23 +21,30 @@ class RecallTask(LinesTask):
 
     name, needs = "recall", "k0"
 
-    def build_batches(self, dataset, rows, own, shuffle_seed, context=0):
+    def build_batches(
+        self,
+        dataset: StreamDataset,
+        rows: int,
+        own: slice,
+        shuffle_seed: int | None,
+        context: int = 0,
+    ) -> RecallBatches:
         length = self.cfg.tokens_per_sample
         spans = dataset.spans(rows, length, shuffle_seed)
         return RecallBatches(dataset, spans, length, own)
 
-    def train_step(self, sample, model, *args, **kwargs):
+    def train_step(self, sample: dict[str, Any], *args: Any, **kwargs: Any) -> Step:
         with _Outputs(self.model) as outputs:
-            loss, size, log = super().train_step(sample, model, *args, **kwargs)
+            loss, size, log = super().train_step(sample, *args, **kwargs)
         return loss, size, {**log, **self._by_distance(sample, outputs)}
 
-    def valid_step(self, sample, model, criterion):
+    def valid_step(self, sample: dict[str, Any], model: Any, criterion: Any) -> Step:
         with _Outputs(self.model) as outputs:
             loss, size, log = super().valid_step(sample, model, criterion)
         return loss, size, {**log, **self._by_distance(sample, outputs)}
 
     @torch.no_grad()
-    def _by_distance(self, sample, outputs):
+    def _by_distance(self, sample: dict[str, Any], outputs: "_Outputs") -> dict[str, Tensor]:
         """How many targets of each bin there are, and how many are the likeliest word."""
         distance, bins = sample["distance"], sample["edges"]
         asked = distance > 0
@@ -48,7 +60,7 @@ class RecallTask(LinesTask):
             for kind, of in (("asked", counts), ("recalled", rights))
         }
 
-    def reduce_metrics(self, logging_outputs, criterion):
+    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
         super().reduce_metrics(logging_outputs, criterion)
         for name in logging_outputs[0]:
             if not name.startswith("asked_"):
@@ -65,15 +77,16 @@ class RecallTask(LinesTask):
 class _Outputs:
     """What a model has put out last, inside a `with`."""
 
-    def __init__(self, model):
-        self.model, self.last = model, None
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.last: Any = None
 
-    def __enter__(self):
+    def __enter__(self) -> "_Outputs":
         self.hook = self.model.register_forward_hook(self._keep)
         return self
 
-    def _keep(self, model, args, output):
+    def _keep(self, model: nn.Module, args: Any, output: Any) -> None:
         self.last = output
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: object) -> None:
         self.hook.remove()

@@ -14,7 +14,7 @@ from .checkpoints import is_whole
 logger = logging.getLogger(__name__)
 
 
-def allow_broadcast():
+def allow_broadcast() -> None:
     """Let fairseq send a checkpoint from the first process to the others.
 
     It sends the checkpoint's configuration by torch.save and torch.load, and torch from 2.6 on
@@ -30,14 +30,14 @@ def allow_broadcast():
         )
 
 
-def resume_path(save_dir, restore_file):
+def resume_path(save_dir: str, restore_file: str) -> str | None:
     """The checkpoint that fairseq is going to load, if it is there."""
     if restore_file == "checkpoint_last.pt":
         restore_file = os.path.join(save_dir, restore_file)
     return restore_file if os.path.isfile(restore_file) else None
 
 
-def mend(path, save_dir):
+def mend(path: str, save_dir: str) -> None:
     """Make sure that the checkpoint to resume from is whole.
 
     fairseq writes a checkpoint under its own name in one step, then copies it to

@@ -1,17 +1,22 @@
 """Read a whole sequence into the memory, then tell the tokens of it by falling frequency."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from fairseq import metrics, utils
+from fairseq.data import Dictionary
 from fairseq.tasks import register_task
+from torch import Tensor
 
-from fairseq_inf.data import SequenceBatches, find_question
+from fairseq_inf.data import SequenceBatches, StreamDataset, find_question
 from fairseq_inf.data.sorting import SEPARATOR, kendall_tau
 from fairseq_inf.models.generation import Continuation, new_reading, read
 
 from .lines import LinesConfig, LinesTask
+from .long_sequence_lm import Step
 
 
 @dataclass
@@ -39,47 +44,62 @@ class SortingTask(LinesTask):
 
     name, needs = "sorting", SEPARATOR
 
-    def __init__(self, cfg, dictionary):
+    def __init__(self, cfg: Any, dictionary: Dictionary) -> None:
         super().__init__(cfg, dictionary)
         self.asks = dictionary.index(SEPARATOR)
 
-    def build_batches(self, dataset, rows, own, shuffle_seed, context=0):
+    def build_batches(
+        self,
+        dataset: StreamDataset,
+        rows: int,
+        own: slice,
+        shuffle_seed: int | None,
+        context: int = 0,
+    ) -> SequenceBatches:
         length = self.cfg.tokens_per_sample
         return SequenceBatches(dataset, rows, length, own, self.asks, shuffle_seed)
 
-    def prompts(self, dataset):
+    def prompts(self, dataset: StreamDataset) -> dict[int, Tensor]:
         """A sequence up to <sep>: what fairseq-generate goes on with is its order."""
         return {
             number: dataset[number][: find_question(dataset, number, self.asks) + 1]
             for number in range(len(dataset))
         }
 
-    def check_prompt(self, text, name):
+    def check_prompt(self, text: Tensor, name: str) -> None:
         super().check_prompt(text, name)
         if int(text[-1]) != self.asks:
             raise ValueError(f"{name} must end with {SEPARATOR}: what follows is the order")
 
     # every batch begins with an empty memory, so that there is none to save
 
-    def save_memory(self):
+    def save_memory(self) -> dict[str, Tensor]:
         return {}
 
-    def restore_memory(self, tensors, rows):
+    def restore_memory(self, tensors: dict[str, Tensor] | None, rows: slice) -> None:
         pass
 
-    def gather_memory(self):
+    def gather_memory(self) -> None:
         pass
 
-    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+    def train_step(
+        self,
+        sample: dict[str, Any],
+        model: Any,
+        criterion: Any,
+        optimizer: Any,
+        update_num: int,
+        ignore_grad: bool = False,
+    ) -> Step:
         model.train()
         step = super().train_step
 
-        def learn(segment):
+        def learn(segment: dict[str, Any]) -> Step:
             return step(segment, model, criterion, optimizer, update_num, ignore_grad)
 
         return self._read(sample, model, learn, 0 if self.cfg.learn_from_all else sample["first"])
 
-    def valid_step(self, sample, model, criterion):
+    def valid_step(self, sample: dict[str, Any], model: Any, criterion: Any) -> Step:
         model.eval()
         step = super().valid_step
         loss, size, log = self._read(
@@ -89,9 +109,12 @@ class SortingTask(LinesTask):
             log.update(self._generate(sample, model))
         return loss, size, log
 
-    def _read(self, sample, model, step, first):
+    def _read(
+        self, sample: dict[str, Any], model: Any, step: Callable[[dict[str, Any]], Step], first: int
+    ) -> Step:
         """All segments in order, those from `first` on by `step`.  -> loss, sample size, log"""
-        loss, size, total = 0, 0, Counter()
+        loss: Any = 0
+        size, total = 0, Counter[str]()
         for number, segment in enumerate(sample["segments"]):
             if number < first:
                 with torch.no_grad():
@@ -103,7 +126,7 @@ class SortingTask(LinesTask):
         return loss, size, {**total, "nsentences": sample["nsentences"]}
 
     @torch.no_grad()
-    def _generate(self, sample, model):
+    def _generate(self, sample: dict[str, Any], model: Any) -> dict[str, Any]:
         """The order that the model gives greedily, against the right one."""
         tokens = torch.cat([s["net_input"]["src_tokens"] for s in sample["segments"]], dim=1)
         targets = torch.cat([s["target"] for s in sample["segments"]], dim=1)
@@ -118,22 +141,22 @@ class SortingTask(LinesTask):
         prompt = tokens[:, 1 : int(asks.max()) + 1]
         reading = new_reading(model.decoder, len(tokens), self.cfg.tokens_per_sample)
         continuation = Continuation(model.decoder, read(model.decoder, reading, prompt, asks))
-        found = []
+        found: list[Tensor] = []
         for _ in range(int(count.max())):
             if found:
                 continuation.feed(found[-1])
             logs = model.get_normalized_probs((continuation.output, None), log_probs=True)
             found.append(logs[:, -1].argmax(dim=-1))
-        found = torch.stack(found, dim=1).tolist()
+        orders = torch.stack(found, dim=1).tolist()
         right = [row[row != pad].tolist() for row in targets]
-        pairs = [(order, own[: len(order)]) for order, own in zip(right, found, strict=True)]
+        pairs = [(order, own[: len(order)]) for order, own in zip(right, orders, strict=True)]
         return {
             "orders": len(pairs),
             "exact": sum(order == own for order, own in pairs),
             "tau": sum(kendall_tau(order, own) for order, own in pairs),
         }
 
-    def reduce_metrics(self, logging_outputs, criterion):
+    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
         super().reduce_metrics(logging_outputs, criterion)
         total = {
             name: utils.item(sum(log.get(name, 0) for log in logging_outputs))
