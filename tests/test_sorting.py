@@ -433,7 +433,9 @@ SGD = "--optimizer nag --momentum 0 --lr 0.05 --save-interval-updates 4 --max-up
 
 
 @pytest.mark.parametrize(
-    "model", [MODEL, BASELINES["compressive_transformer_lm"]], ids=lambda model: model[1]
+    "model",
+    [MODEL, BASELINES["compressive_transformer_lm"], BASELINES["infini_attention_lm"]],
+    ids=lambda model: model[1],
 )
 def test_two_processes_equal_one_and_a_training_goes_on_as_if_nothing_had_happened(
     data, tmp_path, model
@@ -483,9 +485,10 @@ def test_what_is_not_for_sorting_is_refused_in_one_sentence(sorted_run):
     assert "ValueError: --document-separator 0 is not for sorting" in printed
     command = [tool("interactive"), data, *TASK, *own, "--beam", 1, "--max-len-b", 2]
     done = subprocess.run(
-        [*map(str, command)], cwd=ROOT, text=True, capture_output=True, input="0 1 1\n"
+        [*map(str, command)], cwd=ROOT, text=True, capture_output=True, input="0 1 1\n0 1 1 <sep>\n"
     )
-    assert "ValueError: a prompt must end with <sep>" in done.stderr
+    assert "prompt 0 must end with <sep>" in done.stderr
+    assert "D-1" in done.stdout and "D-0" not in done.stdout
 
 
 def test_the_hub_takes_a_model_that_sorts(sorted_run):
@@ -512,7 +515,13 @@ def test_prepare_makes_a_folder_for_each_length(tmp_path):
 
 
 CONFIGS = ROOT / "examples" / "sorting" / "config"
-ROWS = ["compressive_transformer", "infinite_former", "infinite_former_sticky", "transformer_xl"]
+ROWS = [
+    "compressive_transformer",
+    "infini_attention",
+    "infinite_former",
+    "infinite_former_sticky",
+    "transformer_xl",
+]
 
 
 @pytest.mark.parametrize("scale", ["paper", "small"])
@@ -523,12 +532,15 @@ def test_the_rows_differ_in_their_memory_alone(scale):
     for path in paths:
         config = yaml.safe_load(path.read_text())
         config["checkpoint"].pop("save_dir")
-        own = ("_name", "ltm", "cmem", "compression")
+        own = ("_name", "ltm", "cmem", "compression", "infini")
         model = config["model"]
-        # short-term and long-term memory together are as long in every row
-        memories.append(
-            model.pop("stm_length") + model.get("ltm_basis", 0) + model.get("cmem_length", 0)
-        )
+        # short-term and long-term memory together are as long in every row, but for a matrix,
+        # whose size is the heads'
+        short = model.pop("stm_length")
+        if path.stem == "infini_attention":
+            assert short == config["task"]["tokens_per_sample"]
+        else:
+            memories.append(short + model.get("ltm_basis", 0) + model.get("cmem_length", 0))
         config["model"] = {k: v for k, v in model.items() if not k.startswith(own)}
         shared.append(config)
     assert all(config == shared[0] for config in shared)

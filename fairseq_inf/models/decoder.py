@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq_inf.memory import Goals, LongTermMemory, ShortTermMemory, State, mix
 from fairseq_inf.memory.contract import check_empty, check_same
+from fairseq_inf.memory.state import Ranges
 from fairseq_inf.modules import DecoderLayer, LayerPlan, Segment
 
 # B rows (streams), T tokens of the segment, S short-term length, e width
@@ -32,6 +33,14 @@ class DecoderState(State):
     filled: Tensor  # B: how many vectors of `recent` are real
     position: Tensor  # B: tokens of the stream read so far
     key: Tensor  # B: hash of those tokens, the seed of sticky sampling
+
+    def ranges(self) -> Ranges:
+        yield "filled", self.position.clamp(max=1), self.recent[0].size(1)
+        yield "position", self.filled, torch.iinfo(torch.long).max
+        # whole numbers in a memory count what it has been given
+        for name, x in self.tensors().items():
+            if name.startswith("memories.") and not x.is_floating_point():
+                yield name, 0, self.position[(..., *[None] * (x.dim() - 1))]
 
 
 @lru_cache(maxsize=32)
@@ -51,8 +60,11 @@ class MemoryDecoder(FairseqDecoder):
     architectures: dict[str, dict[str, Any]] = {}
     pretrained = False  # memories start silent
 
-    adaptive_softmax: nn.Module | None
-    output_projection: nn.Module | None
+    layers: Any  # of DecoderLayer
+    embed_tokens: Any
+    norm: nn.Module
+    adaptive_softmax: Any
+    output_projection: Any
 
     @classmethod
     def refuse(cls, cfg: Any) -> None:
@@ -220,7 +232,8 @@ class MemoryDecoder(FairseqDecoder):
         left, visible = self.short_term.left(filled), self.short_term.visible(filled)
         segment = Segment(self.short_term, max(visible), lengths, mask, state.key, goals)
         found: dict[Any, LayerPlan] = {}
-        plans, positions = [], {}
+        plans: list[LayerPlan] = []
+        positions: dict[tuple[int, ...], Any] = {}
         for layer, own in zip(self.layers, self.memory_states(state), strict=True):
             memory = None if own is None or not self.ltm_enabled else layer.memory
             key = self.plan_key(memory)

@@ -21,6 +21,7 @@ class GPT2HostConfig(PretrainedHostConfig):
 class GPT2Decoder(PretrainedDecoder):
     """Learned positions, counted from the beginning of each segment; no short-term memory."""
 
+    absent: Tensor
     Config = GPT2HostConfig
     title = "GPT-2"
     encoding = "GPT-2's byte pair encoding (fairseq-inf-prepare --bpe gpt2)"
