@@ -30,7 +30,8 @@ def _flatten(value, name):
 
 @dataclass
 class State:
-    """Base of every memory's state.  Each tensor, at any depth, has the rows first."""
+    """Base of every memory's state: a @dataclass of tensors, states and tuples of them.  Each
+    tensor, at any depth, has the rows first."""
 
     def map(self, fn):
         """The same state with fn applied to every tensor."""
