@@ -17,10 +17,18 @@ from functools import partial
 from pathlib import Path
 
 from omegaconf import OmegaConf
-from runs import MODELS, checkpoint_settings, evaluate, once, side_by_side, spread, threads_each
+from runs import (
+    MODELS,
+    checkpoint_settings,
+    evaluate,
+    find_configs,
+    once,
+    side_by_side,
+    spread,
+    threads_each,
+)
 from runs import train as train_config
 
-ROWS = ("gpt2", *MODELS)
 # test perplexities of the paper, for the configs of examples/NAME
 PAPER = {
     "wikitext103": (
@@ -134,22 +142,9 @@ def main():
     )
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_intermixed_args()
-    args.overrides = [word for word in args.configs if "=" in word]
-    args.data = str(Path(args.data).resolve())
-    paths = [Path(word).resolve() for word in args.configs if "=" not in word]
-    configs = [c for p in paths for c in (sorted(p.glob("*.yaml")) if p.is_dir() else [p])]
-    configs.sort(key=lambda c: ROWS.index(c.stem) if c.stem in ROWS else len(ROWS))
-    if not configs or not all(config.is_file() for config in configs):
-        parser.error(f"no hydra configs (*.yaml) in {', '.join(map(str, paths)) or 'nothing'}")
-    if not (Path(args.data) / "dict.txt").is_file():
-        parser.error(
-            f"--data {args.data} has no dict.txt: name a folder that fairseq-preprocess wrote"
-        )
-    stems = [config.stem for config in configs]
-    if len(set(stems)) < len(stems) or len(set(args.seeds)) < len(args.seeds):
-        parser.error("configs of the same name, or a seed twice, would share a folder")
-    if args.jobs < 1 or args.eval_rows < 1:
-        parser.error("--jobs and --eval-rows must be at least 1")
+    configs = find_configs(parser, args)
+    if args.eval_rows < 1:
+        parser.error(f"--eval-rows must be at least 1, got {args.eval_rows}")
     for config in configs if args.context_window else ():  # known before hours of training
         settings = OmegaConf.merge(OmegaConf.load(config), OmegaConf.from_dotlist(args.overrides))
         length = OmegaConf.select(settings, "task.tokens_per_sample")

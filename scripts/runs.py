@@ -22,6 +22,29 @@ MODELS = (
     "infinite_former",
     "infinite_former_sticky",
 )
+ROWS = ("gpt2", *MODELS)
+
+
+def find_configs(parser, args):
+    """Take args.configs apart, folders of hydra configs, single ones and overrides, and see that
+    data and runs fit.  -> paths of the configs, in the order of the tables"""
+    args.overrides = [word for word in args.configs if "=" in word]
+    args.data = str(Path(args.data).resolve())
+    paths = [Path(word).resolve() for word in args.configs if "=" not in word]
+    configs = [c for p in paths for c in (sorted(p.glob("*.yaml")) if p.is_dir() else [p])]
+    configs.sort(key=lambda c: ROWS.index(c.stem) if c.stem in ROWS else len(ROWS))
+    if not configs or not all(config.is_file() for config in configs):
+        parser.error(f"no hydra configs (*.yaml) in {', '.join(map(str, paths)) or 'nothing'}")
+    if not (Path(args.data) / "dict.txt").is_file():
+        parser.error(
+            f"--data {args.data} has no dict.txt: name a folder that fairseq-preprocess wrote"
+        )
+    stems = [config.stem for config in configs]
+    if len(set(stems)) < len(stems) or len(set(args.seeds)) < len(args.seeds):
+        parser.error("configs of the same name, or a seed twice, would share a folder")
+    if args.jobs < 1:
+        parser.error(f"--jobs must be at least 1, got {args.jobs}")
+    return configs
 
 
 def tool(name):

@@ -22,10 +22,11 @@ MODEL = (
     "--decoder-ffn-embed-dim 32 --decoder-attention-heads 2 --stm-length 12 "
     "--ltm-basis 10 --ltm-widths 0.05,0.2 --ltm-sticky"
 ).split()
-BASELINES = {  # the same sizes with the other two memories
+BASELINES = {  # the same sizes with the other memories
     name: ["--arch", name, *MODEL[2 : MODEL.index("--ltm-basis")], *own]
     for name, own in {
         "compressive_transformer_lm": ["--cmem-length", "8", "--compression-rate", "5"],
+        "infini_attention_lm": ["--infini-update", "linear"],
         "transformer_xl_lm": [],
     }.items()
 }

@@ -14,10 +14,11 @@ def psi(t, centers, widths):
     )
 
 
-def fit(x, positions, centers, widths, ridge):
-    """B = (F F^T + ridge I)^-1 F X.  -> N x e"""
+def fit(x, positions, centers, widths, ridge, weights=None):
+    """B = (F W F^T + ridge I)^-1 F W X, with W = I unless given.  -> N x e"""
     f = torch.stack([psi(t, centers, widths) for t in positions], dim=1)  # N x T
-    return torch.linalg.inv(f @ f.T + ridge * torch.eye(len(centers), dtype=f.dtype)) @ f @ x
+    fw = f if weights is None else f * weights
+    return torch.linalg.inv(fw @ f.T + ridge * torch.eye(len(centers), dtype=f.dtype)) @ fw @ x
 
 
 def gate(x, conv):
@@ -71,6 +72,67 @@ def read(memory, query, coefficients):
     return z @ memory.output.weight.T, torch.stack(mu).view(h, t), torch.stack(var).view(h, t)
 
 
+def write_by_schedule(memory, x, old, held):
+    """One row's new coefficients under a uniform or logarithmic schedule.  held: vectors before."""
+    centers, widths = memory.basis.centers.to(x), memory.basis.widths.to(x)
+    x, schedule, samples = gate(x, memory.gate), memory.schedule, memory.samples
+    places, weights, values = [], [], []
+    if hasattr(schedule, "ceiling"):
+        tau = schedule.step(held, len(x)) if held else 0.0  # held / (held + new), rounded
+        for m in range(samples if held else 0):
+            at = (m + 0.5) / samples
+            values.append(old.T @ psi(torch.tensor(at, dtype=x.dtype), centers, widths))
+            places.append(tau * at)
+            weights.append((tau / samples) / ((1 - tau) / len(x)))  # its room, by a vector's
+        for i, vector in enumerate(x):
+            values.append(vector)
+            places.append(tau + (1 - tau) * (i + 0.5) / len(x))
+            weights.append(1.0)
+    else:
+        a0, octaves = schedule.recent, math.log(1 + schedule.oldest / schedule.recent)
+        for m in range(samples):
+            at = (m + 0.5) / samples
+            age = a0 * (math.exp((1 - at) * octaves) - 1)
+            value = torch.zeros_like(x[0])
+            if old is not None:
+                value = old.T @ psi(torch.tensor(at, dtype=x.dtype), centers, widths)
+            values.append(value)
+            places.append(1 - math.log(1 + (age + len(x)) / a0) / octaves)
+            slope = (1 + age / a0) / (1 + (age + len(x)) / a0)
+            weights.append(slope / samples * a0 * octaves)
+        for i, vector in enumerate(x):
+            age = len(x) - i - 0.5
+            values.append(vector)
+            places.append(1 - math.log(1 + age / a0) / octaves)
+            weights.append(1 / (1 + age / a0))
+    places, weights = (torch.tensor(v, dtype=x.dtype) for v in (places, weights))
+    return fit(torch.stack(values), places, centers, widths, memory.ridge, weights)
+
+
+def read_gibbs(memory, query, coefficients, held):
+    """One row.  query: H x T x d, coefficients: N x e.  -> T x e, p(t): H x T x D"""
+    h, t, d = query.shape
+    centers, widths = memory.basis.centers.to(query), memory.basis.widths.to(query)
+    signal = []
+    for p in range(memory.points):
+        at = torch.tensor((p + 0.5) / memory.points, dtype=query.dtype)
+        x = coefficients.T @ psi(at, centers, widths)
+        x = x / torch.sqrt((x**2).mean() + 1e-6)
+        if hasattr(memory.schedule, "oldest") and memory.schedule.age(at) > held:
+            x = torch.zeros_like(x)  # nothing has come to be so old
+        signal.append(x)
+    keys, values = (torch.stack(signal) @ m.weight.T for m in (memory.key, memory.value))
+    z, masses = [], []
+    for head in range(h):
+        own = slice(head * d, (head + 1) * d)
+        for i in range(t):
+            p = torch.softmax(keys[:, own] @ query[head, i] / math.sqrt(d), dim=0)
+            z.append(p @ values[:, own])
+            masses.append(p)
+    z = torch.stack(z).view(h, t, d).transpose(0, 1).reshape(t, h * d)
+    return z @ memory.output.weight.T, torch.stack(masses).view(h, t, -1)
+
+
 def compressive_stream(memory, vectors, cuts):
     """One row's slots after each write, vector by vector: every c-th vector fills a slot, and the
     oldest slot goes when there are more than C.  vectors: n x e, cuts: how many come at a time."""
@@ -91,22 +153,86 @@ def compressive_stream(memory, vectors, cuts):
     return out
 
 
+def infini_write(memory, keys, values, state):
+    """One row and head, vector by vector: M and z as the sums that they are in the paper.
+    keys, values: n x d.  state: M and z, or None.  -> M: d x d, z: d"""
+    d = keys.size(1)
+    old = keys.new_zeros(d, d), keys.new_zeros(d)
+    if state is not None:
+        old = state[0].detach(), state[1].detach()
+    matrix, normaliser = old
+    for k, v in zip(keys, values, strict=True):
+        f = infini_features(k)
+        if memory.update == "delta" and state is not None:
+            v = v - f @ old[0] / (f @ old[1])
+        matrix, normaliser = matrix + torch.outer(f, v), normaliser + f
+    return matrix, normaliser
+
+
+def infini_read(query, own, state, beta):
+    """One row and head, query by query: A = g A_mem + (1 - g) A_dot.  query, own: T x d"""
+    if state is None:
+        return own
+    matrix, normaliser = state
+    gate, out = 1 / (1 + torch.exp(-beta)), []
+    for q, a in zip(query, own, strict=True):
+        f = infini_features(q)
+        out.append(gate * (f @ matrix / (f @ normaliser)) + (1 - gate) * a)
+    return torch.stack(out)
+
+
+def infini_features(x):
+    return torch.stack([v + 1 if v > 0 else v.exp() for v in x])
+
+
+class InfiniRow:
+    """One row's matrices of a layer, with the vectors that it has taken counted."""
+
+    def __init__(self, layer):
+        self.memory, self.attention = layer.memory, layer.attention
+        self.states, self.taken = [None] * layer.attention.num_heads, 0
+
+    def heads(self, linear, x):
+        """n x e -> H x n x d, of each part of the map"""
+        parts = linear(x).split(x.size(1), dim=1)
+        return [p.view(len(x), len(self.states), -1).transpose(0, 1) for p in parts]
+
+    def mix(self, left, source, own):
+        """Take what has left since, then read.  left: n x e, all that ever has; own: T x e"""
+        new, self.taken = left[self.taken :], len(left)
+        if len(new):
+            keys, values = self.heads(self.attention.key_value, new)
+            self.states = [
+                infini_write(self.memory, k, v, state)
+                for k, v, state in zip(keys, values, self.states, strict=True)
+            ]
+        (query,) = self.heads(self.attention.query, source)
+        own = own.view(len(own), len(self.states), -1).transpose(0, 1)
+        each = zip(query, own, self.states, self.memory.beta, strict=True)
+        return torch.cat([infini_read(*head) for head in each], dim=1)
+
+
 def decoder(model, tokens, segment):
-    """Transformer-XL or compressive transformer on one row, segment by segment, with the whole
-    past of every layer kept in lists, as a constant for the gradient.  -> logits: T x V"""
+    """Transformer-XL, compressive transformer or Infini-attention on one row, segment by segment,
+    with the whole past of every layer kept in lists, as a constant for the gradient.
+    -> logits: T x V"""
     past = [[] for _ in model.layers]  # what each layer makes its keys from, one entry a token
+    rows = [InfiniRow(layer) for layer in model.layers]
     outs, stm = [], model.stm_length
     for begin in range(0, len(tokens), segment):
         x = model.embed_tokens(tokens[begin : begin + segment]) * math.sqrt(model.dim)
-        for layer, kept in zip(model.layers, past, strict=True):
+        for layer, kept, row in zip(model.layers, past, rows, strict=True):
             source = layer.attention_norm(x) if layer.normalize_before else x
             old = torch.stack(kept) if kept else source[:0]
             recent = old[max(0, len(old) - stm) :]
+            left = old[: max(0, len(old) - stm)]
             context = [recent, source]
-            if layer.memory is not None:
-                left = old[: max(0, len(old) - stm)]
+            if layer.memory is not None and layer.memory.has_slots:
                 context.insert(0, compressive_stream(layer.memory, left, [len(left)])[0].detach())
-            found = relative_attention(layer.attention, source, torch.cat(context))
+            found = relative_heads(layer.attention, source, torch.cat(context))
+            if layer.memory is not None and not layer.memory.has_slots:
+                found = row.mix(left, source, found)
+            found = layer.attention.output(found)
             x = x + found if layer.normalize_before else layer.attention_norm(x + found)
             y = layer.ffn_norm(x) if layer.normalize_before else x
             y = layer.outer(layer.activation(layer.inner(y)))
@@ -118,6 +244,11 @@ def decoder(model, tokens, segment):
 
 def relative_attention(module, x, context):
     """Transformer-XL's attention of one row, score by score.  x: T x e, context: P x e."""
+    return module.output(relative_heads(module, x, context))
+
+
+def relative_heads(module, x, context):
+    """The same before the projection."""
     from fairseq_inf.modules import sinusoids
 
     t, e = x.shape
@@ -136,26 +267,30 @@ def relative_attention(module, x, context):
                 scores.append((content + position) / math.sqrt(d))
             weights = torch.softmax(torch.stack(scores), dim=0)
             out[i, head] = weights @ value[: len(scores), head]
-    return module.output(out.view(t, e))
+    return out.view(t, e)
 
 
 def gpt2(model, tokens, segment):
-    """GPT-2 of one row, segment by segment, with or without a compressive memory: attention to
-    slots and segment as one, score by score, and what it adds to that of the segment alone has an
-    output projection of its own.  -> logits: T x V"""
+    """GPT-2 of one row, segment by segment, alone, with a compressive memory (attention to slots
+    and segment as one, score by score) or with Infini-attention: what a memory adds to the
+    attention of the segment alone has an output projection of its own.  -> logits: T x V"""
     past = [[] for _ in model.layers]
+    rows = [InfiniRow(layer) for layer in model.layers]
     outs = []
     for begin in range(0, len(tokens), segment):
         part = tokens[begin : begin + segment]
         x = model.embed_tokens(part) + model.embed_positions.weight[: len(part)]
-        for layer, kept in zip(model.layers, past, strict=True):
+        for layer, kept, row in zip(model.layers, past, rows, strict=True):
             source = layer.attention_norm(x)
             found = gpt2_attention(layer.attention, source, source[:0])
             out = layer.attention.output(found)
             if layer.memory is not None:
                 old = torch.stack(kept) if kept else source[:0]
-                slots = compressive_stream(layer.memory, old, [len(old)])[0].detach()
-                both = gpt2_attention(layer.attention, source, slots)
+                if layer.memory.has_slots:
+                    slots = compressive_stream(layer.memory, old, [len(old)])[0].detach()
+                    both = gpt2_attention(layer.attention, source, slots)
+                else:
+                    both = row.mix(old, source, found)
                 out = out + (both - found) @ layer.memory.output.weight.T
             x = x + out
             y = layer.inner(layer.ffn_norm(x))

@@ -14,6 +14,7 @@ import fairseq_inf.models  # noqa: F401  (registers the architectures)
 
 ROWS = [
     "compressive_transformer",
+    "infini_attention",
     "infinite_former",
     "infinite_former_sticky",
     "transformer_xl",
@@ -29,7 +30,7 @@ def test_the_rows_differ_in_their_memory_alone(scale):
     for path in paths:
         config = yaml.safe_load(path.read_text())
         config["checkpoint"].pop("save_dir")
-        own = ("_name", "ltm", "cmem", "compression")
+        own = ("_name", "ltm", "cmem", "compression", "infini")
         config["model"] = {k: v for k, v in config["model"].items() if not k.startswith(own)}
         shared.append(config)
     assert all(config == shared[0] for config in shared)

@@ -21,7 +21,7 @@ def assert_equal(slowly, decoder, tokens, segment):
     fast, slow = torch.cat(outs), slowly(decoder, tokens[0], segment)
     assert torch.allclose(fast, slow, atol=1e-6)
     weight = torch.randn_like(fast)
-    variables = {k: p for k, p in decoder.named_parameters() if ".memory." not in k}
+    variables = {k: p for k, p in decoder.named_parameters() if ".convolution." not in k}
     grads = [torch.autograd.grad((x * weight).sum(), variables.values()) for x in (fast, slow)]
     for name, one, two in zip(variables, *grads, strict=True):
         assert torch.allclose(one, two, atol=1e-5), name
@@ -53,7 +53,7 @@ def test_attention_equals_the_naive_one_with_its_gradients(queries, past):
         assert torch.allclose(a, b, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["transformer_xl", "compressive_transformer"])
+@pytest.mark.parametrize("name", ["transformer_xl", "compressive_transformer", "infini_attention"])
 @pytest.mark.parametrize("post_norm", [False, True])
 @pytest.mark.parametrize("stm,segment", [(6, 5), (7, 3), (0, 4)])
 def test_baselines_equal_naive_ones_with_their_gradients(name, post_norm, stm, segment):
@@ -191,6 +191,7 @@ def test_the_memory_reaches_beyond_the_short_term_memory():
     for name, differs in (
         ("infinite_former", True),
         ("compressive_transformer", True),
+        ("infini_attention", True),
         ("transformer_xl", False),
     ):
         decoder = make_model(name).decoder
@@ -325,12 +326,16 @@ def test_bad_settings_name_their_flag(kwargs, flag):
 
 
 @pytest.mark.parametrize(
-    "kwargs,flag",
-    [({"compression_rate": 0}, "--compression-rate"), ({"cmem_length": -1}, "--cmem-length")],
+    "name,kwargs,flag",
+    [
+        ("compressive_transformer", {"compression_rate": 0}, "--compression-rate"),
+        ("compressive_transformer", {"cmem_length": -1}, "--cmem-length"),
+        ("infini_attention", {"infini_update": "cubic"}, "--infini-update must be linear or delta"),
+    ],
 )
-def test_bad_settings_of_a_compressive_memory_name_their_flag(kwargs, flag):
+def test_bad_settings_of_the_other_memories_name_their_flag(name, kwargs, flag):
     with pytest.raises(ValueError, match=flag):
-        make_model("compressive_transformer", **kwargs)
+        make_model(name, **kwargs)
 
 
 def test_the_parts_of_a_layer_keep_their_order_by_which_optimizers_number_parameters():

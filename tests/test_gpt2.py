@@ -20,7 +20,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from safetensors.torch import load_file, save_file
 from test_decoder import assert_equal
 from transformers import GPT2Config, GPT2LMHeadModel
-from zoo import make_model, stream, text
+from zoo import MEMORIES, make_model, stream, text
 
 from fairseq_inf import pretrained
 from fairseq_inf.commands import import_model
@@ -36,6 +36,7 @@ INFINITE = ["--arch", "infinite_former_lm_gpt2", "--ltm-basis", "16", "--ltm-wid
 CONFIGS = ROOT / "examples" / "gpt2" / "config"
 ROWS = ["compressive_transformer", "gpt2", "infinite_former", "infinite_former_sticky"]
 PAIR = ("gpt2", "infinite_former")
+INFINI = ["--arch", "infini_attention_lm_gpt2", "--infini-update", "delta"]
 COMPRESSIVE = ["--arch", "compressive_transformer_lm_gpt2", "--cmem-length", "8"]
 
 
@@ -97,6 +98,7 @@ def small(tmp_path_factory):
     assert "wrote gpt2_lm" in run_convert(folder / "hf", folder / "gpt2")
     convert(folder / "hf", folder / "infinite", *INFINITE)
     convert(folder / "hf", folder / "compressive", *COMPRESSIVE)
+    convert(folder / "hf", folder / "infini", *INFINI)
     return folder
 
 
@@ -132,14 +134,14 @@ def opened(folder):
 # the layer
 
 
-@pytest.mark.parametrize("name", ["transformer_xl", "compressive_transformer"])
+@pytest.mark.parametrize("name", ["transformer_xl", "compressive_transformer", "infini_attention"])
 @pytest.mark.parametrize("segment", [5, 7])
 def test_gpt2_equals_a_naive_one_with_its_gradients(name, segment):
     decoder = make_model(name, host="gpt2").double().decoder
     assert_equal(naive.gpt2, decoder, text(1, 33), segment)
 
 
-@pytest.mark.parametrize("name", ["infinite_former", "compressive_transformer"])
+@pytest.mark.parametrize("name", [name for name in MEMORIES if name != "transformer_xl"])
 def test_a_new_memory_adds_exactly_nothing(name):
     decoder = make_model(name, sharp=False, host="gpt2").decoder
     alone = make_model("transformer_xl", sharp=False, host="gpt2").decoder
@@ -232,7 +234,7 @@ def test_the_same_weights_give_the_same_logits_before_any_import():
 
 
 def test_the_way_back_gives_the_same_bits(small, tmp_path):
-    for name in ("gpt2", "infinite", "compressive"):
+    for name in ("gpt2", "infinite", "compressive", "infini"):
         convert("--back", small / name / "checkpoint.pt", tmp_path / name)
         one = load_file(small / "hf" / "model.safetensors")
         two = load_file(tmp_path / name / "model.safetensors")
@@ -400,7 +402,7 @@ def test_an_imported_gpt2_brings_its_encoding(tmp_path):
 def test_right_after_import_a_memory_changes_no_perplexity(small, data):
     each = ["--tokens-per-sample", 16, "--batch-size", 2, "--stream-layout", "documents"]
     alone = evaluate(data, small / "gpt2" / "checkpoint.pt", *each)
-    for name in ("infinite", "compressive"):
+    for name in ("infinite", "compressive", "infini"):
         path = small / name / "checkpoint.pt"
         off = evaluate(data, path, *each, "--model-overrides", "{'ltm_enabled': False}")
         assert result(evaluate(data, path, *each)) == result(off) == result(alone)
@@ -463,7 +465,7 @@ def finetune(data, small, save_dir, *args, arch=INFINITE, ok=True):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("arch", [INFINITE, [*INFINITE, "--ltm-sticky"], COMPRESSIVE])
+@pytest.mark.parametrize("arch", [INFINITE, [*INFINITE, "--ltm-sticky"], COMPRESSIVE, INFINI])
 def test_gpt2_alone_is_fine_tuned_with_any_memory(small, data, tmp_path, arch):
     printed = finetune(data, small, tmp_path, arch=arch)
     assert "has no long-term memory: it starts as new" in printed

@@ -433,7 +433,9 @@ SGD = "--optimizer nag --momentum 0 --lr 0.05 --save-interval-updates 4 --max-up
 
 
 @pytest.mark.parametrize(
-    "model", [MODEL, BASELINES["compressive_transformer_lm"]], ids=lambda model: model[1]
+    "model",
+    [MODEL, BASELINES["compressive_transformer_lm"], BASELINES["infini_attention_lm"]],
+    ids=lambda model: model[1],
 )
 def test_two_processes_equal_one_and_a_training_goes_on_as_if_nothing_had_happened(
     data, tmp_path, model
@@ -512,7 +514,13 @@ def test_prepare_makes_a_folder_for_each_length(tmp_path):
 
 
 CONFIGS = ROOT / "examples" / "sorting" / "config"
-ROWS = ["compressive_transformer", "infinite_former", "infinite_former_sticky", "transformer_xl"]
+ROWS = [
+    "compressive_transformer",
+    "infini_attention",
+    "infinite_former",
+    "infinite_former_sticky",
+    "transformer_xl",
+]
 
 
 @pytest.mark.parametrize("scale", ["paper", "small"])
@@ -523,12 +531,15 @@ def test_the_rows_differ_in_their_memory_alone(scale):
     for path in paths:
         config = yaml.safe_load(path.read_text())
         config["checkpoint"].pop("save_dir")
-        own = ("_name", "ltm", "cmem", "compression")
+        own = ("_name", "ltm", "cmem", "compression", "infini")
         model = config["model"]
-        # short-term and long-term memory together are as long in every row
-        memories.append(
-            model.pop("stm_length") + model.get("ltm_basis", 0) + model.get("cmem_length", 0)
-        )
+        # short-term and long-term memory together are as long in every row, but for a matrix,
+        # whose size is the heads'
+        short = model.pop("stm_length")
+        if path.stem == "infini_attention":
+            assert short == config["task"]["tokens_per_sample"]
+        else:
+            memories.append(short + model.get("ltm_basis", 0) + model.get("cmem_length", 0))
         config["model"] = {k: v for k, v in model.items() if not k.startswith(own)}
         shared.append(config)
     assert all(config == shared[0] for config in shared)

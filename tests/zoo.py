@@ -37,6 +37,7 @@ MEMORIES = {
         "compressive_transformer_lm",
         {"cmem_length": 5, "compression_rate": 3},
     ),
+    "infini_attention": ("infini_attention_lm", {"infini_update": "delta"}),
     "transformer_xl": ("transformer_xl_lm", {}),
 }
 # name -> settings

@@ -19,7 +19,7 @@ def regression_error(decoder: MemoryDecoder, tokens: Tensor, length: int) -> lis
     gate; X^ is the signal at the places that they have been contracted to.  Sticky memories have no
     such places.  -> the relative error of each layer that has a memory
     """
-    memories = [layer.memory for layer in decoder.layers if layer.memory is not None]
+    memories: list[Any] = [layer.memory for layer in decoder.layers if layer.memory is not None]
     if not all(isinstance(memory, SignalMemory) and not memory.sticky for memory in memories):
         raise ValueError(
             "only in a continuous memory that is not sticky can be told where a vector is"
@@ -58,7 +58,8 @@ def regression_error(decoder: MemoryDecoder, tokens: Tensor, length: int) -> lis
             f"memory of {decoder.stm_length}: read more"
         )
     errors = []
-    for memory, own, place, after in zip(memories, stored, places, state.memories, strict=True):
+    states: Any = state.memories
+    for memory, own, place, after in zip(memories, stored, places, states, strict=True):
         x = torch.cat(own, dim=1).to(after.coefficients.dtype)
         found = memory.basis.evaluate(place.to(x)) @ after.coefficients
         errors.append(float((found - x).norm() / x.norm()))

@@ -10,17 +10,14 @@ that came first, at last those that did not occur, in numeric order.
 """
 
 import argparse
-import json
 import os
-import shutil
-import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import torch
-from fairseq.data import Dictionary, indexed_dataset
+from fairseq.data import Dictionary
 from tqdm import tqdm
+
+from .synthetic import SPLITS, binarize, check_least, make_folder
 
 SEPARATOR = "<sep>"
 SUMMARY = "sorting.json"  # of a data-bin: what it was made with
@@ -90,31 +87,23 @@ def dictionary(vocabulary: int) -> Dictionary:
     return words
 
 
-def binarize(
-    folder: str, split: str, sequences: Iterable[np.ndarray], vocabulary: int, words: Dictionary
-) -> None:
-    """Write one split as fairseq-preprocess would write its lines."""
-    prefix = os.path.join(folder, split)
-    index = np.array([words.index(str(token)) for token in range(vocabulary)])
-    separator, eos = words.index(SEPARATOR), words.eos()
-    builder = indexed_dataset.make_builder(f"{prefix}.bin", "mmap", len(words))
-    for tokens in sequences:
-        line = np.concatenate([index[tokens], [separator], index[sort(tokens, vocabulary)], [eos]])
-        builder.add_item(torch.from_numpy(line))
-    builder.finalize(f"{prefix}.idx")
-
-
 def make(folder: str, length: int, vocabulary: int, sizes: Sequence[int], seed: int) -> None:
     """Write dict.txt and the three splits into a folder."""
     words = dictionary(vocabulary)
     words.save(os.path.join(folder, "dict.txt"))
-    for number, (split, size) in enumerate(zip(("train", "valid", "test"), sizes, strict=True)):
+    index = np.array([words.index(str(token)) for token in range(vocabulary)])
+    separator, eos = words.index(SEPARATOR), words.eos()
+    for number, (split, size) in enumerate(zip(SPLITS, sizes, strict=True)):
         rng = np.random.default_rng([seed, number, length, vocabulary])
         sequences = (
             draw(rng, vocabulary, length)
             for _ in tqdm(range(size), desc=split, unit=" sequences", mininterval=1)
         )
-        binarize(folder, split, sequences, vocabulary, words)
+        lines = (
+            np.concatenate([index[tokens], [separator], index[sort(tokens, vocabulary)], [eos]])
+            for tokens in sequences
+        )
+        binarize(folder, split, lines, words)
 
 
 def main() -> None:
@@ -127,35 +116,9 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    for flag, value, least in (
-        ("--length", args.length, 1),
-        ("--vocabulary", args.vocabulary, 2),
-        ("--sizes", min(args.sizes), 1),
-        ("--seed", args.seed, 0),
-    ):
-        if value < least:
-            parser.error(f"{flag} must be at least {least}, got {value}")
-    if os.path.exists(args.folder):
-        parser.error(f"{args.folder} is there already: remove it, or name another folder")
-    folder = os.path.abspath(args.folder)
+    check_least(parser, args, {"length": 1, "vocabulary": 2, "sizes": 1, "seed": 0})
     made = {name: vars(args)[name] for name in ("length", "vocabulary", "sizes", "seed")}
-    partial = None
-    try:
-        os.makedirs(os.path.dirname(folder), exist_ok=True)
-        partial = tempfile.mkdtemp(
-            prefix=f"{os.path.basename(folder)}.", dir=os.path.dirname(folder)
-        )
-        make(partial, **made)
-        with open(os.path.join(partial, SUMMARY), "w") as file:
-            json.dump(made, file)
-        os.chmod(partial, 0o755)
-        os.rename(partial, folder)
-    except (OSError, MemoryError) as error:
-        reason = getattr(error, "strerror", None) or "out of memory"
-        sys.exit(f"cannot write {args.folder}: {reason}")
-    finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
+    make_folder(args.folder, make, made, SUMMARY)
     print(f"wrote {sum(args.sizes):,} sequences of {args.length:,} tokens to {args.folder}")
 
 

@@ -7,6 +7,7 @@ from .contract import Encounter, Goals, LongTermMemory, Plan, as_heads, side_by_
 from .density import GaussianDensity
 from .errors import SettingError
 from .gibbs import GibbsDensity, GibbsMemory
+from .infini import InfiniMemory, InfiniState
 from .sampling import mix
 from .schedule import Constant, Logarithmic, Schedule, Uniform
 from .short_term import ShortTermMemory, push
@@ -26,6 +27,8 @@ __all__ = [
     "GibbsMemory",
     "Goals",
     "Logarithmic",
+    "InfiniMemory",
+    "InfiniState",
     "LongTermMemory",
     "Plan",
     "Schedule",

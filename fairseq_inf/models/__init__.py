@@ -1,5 +1,6 @@
 from .compressive_transformer import CompressiveTransformerLM
+from .infini_attention import InfiniAttentionLM
 from .infinite_former import InfiniteFormerLM
 from .transformer_xl import TransformerXLLM
 
-__all__ = ["CompressiveTransformerLM", "InfiniteFormerLM", "TransformerXLLM"]
+__all__ = ["CompressiveTransformerLM", "InfiniAttentionLM", "InfiniteFormerLM", "TransformerXLLM"]

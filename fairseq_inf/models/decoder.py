@@ -51,8 +51,11 @@ class MemoryDecoder(FairseqDecoder):
     architectures: dict[str, dict[str, Any]] = {}
     pretrained = False  # memories start silent
 
-    adaptive_softmax: nn.Module | None
-    output_projection: nn.Module | None
+    layers: Any  # of DecoderLayer
+    embed_tokens: Any
+    norm: nn.Module
+    adaptive_softmax: Any
+    output_projection: Any
 
     @classmethod
     def refuse(cls, cfg: Any) -> None:
@@ -220,7 +223,8 @@ class MemoryDecoder(FairseqDecoder):
         left, visible = self.short_term.left(filled), self.short_term.visible(filled)
         segment = Segment(self.short_term, max(visible), lengths, mask, state.key, goals)
         found: dict[Any, LayerPlan] = {}
-        plans, positions = [], {}
+        plans: list[LayerPlan] = []
+        positions: dict[tuple[int, ...], Any] = {}
         for layer, own in zip(self.layers, self.memory_states(state), strict=True):
             memory = None if own is None or not self.ltm_enabled else layer.memory
             key = self.plan_key(memory)

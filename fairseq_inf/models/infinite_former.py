@@ -84,7 +84,8 @@ class InfiniteFormerLM(MemoryLM):
         def build(number: int) -> SignalMemory | None:
             if number not in layers:
                 return None
-            kind, own = ContinuousMemory, {"bins": cfg.ltm_bins}
+            kind: type[SignalMemory] = ContinuousMemory
+            own = {"bins": cfg.ltm_bins}
             if cfg.ltm_density == "gibbs":
                 kind, own = GibbsMemory, {"points": cfg.ltm_points}
             names = ("widths", "tau", "oldest", "samples", "ridge", "bins", "threshold", "points")

@@ -62,7 +62,7 @@ class PromptContinuer(FairseqIncrementalDecoder):
 class PromptModel(nn.Module):
     """Encoder and decoder."""
 
-    def __init__(self, model: nn.Module, length: int) -> None:
+    def __init__(self, model: Any, length: int) -> None:
         super().__init__()
         self.encoder = PromptReader(model.decoder, length)
         self.decoder = PromptContinuer(model.decoder)

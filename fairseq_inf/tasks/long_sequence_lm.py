@@ -4,7 +4,7 @@ import hashlib
 import logging
 import os
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from fairseq import utils
@@ -82,11 +82,14 @@ class LongSequenceLMTask(FairseqTask):
                 f"--document-separator {cfg.document_separator} is not in the dictionary "
                 f"of {cfg.data}"
             )
-        self.model = None
+        self.model: Any = None
         self._evaluating = False
         self._has_criterion = False
         self._prompts_seen = 0
-        self._gathered = (None, None)  # a state of the training, and all processes' rows of it
+        self._gathered: tuple[Any, Any] = (
+            None,
+            None,
+        )  # a state of the training, and all processes' rows of it
         self._update, self._before = None, {}  # of this update, the state before each segment
 
     @classmethod

@@ -5,21 +5,17 @@ from dataclasses import dataclass, field
 
 import torch
 from fairseq import metrics, utils
-from fairseq.dataclass import ChoiceEnum
 from fairseq.tasks import register_task
 
 from fairseq_inf.data import SequenceBatches, find_question
 from fairseq_inf.data.sorting import SEPARATOR, kendall_tau
 from fairseq_inf.models.generation import Continuation, new_reading, read
 
-from .long_sequence_lm import LongSequenceLMConfig, LongSequenceLMTask
+from .lines import LinesConfig, LinesTask
 
 
 @dataclass
-class SortingConfig(LongSequenceLMConfig):
-    stream_layout: ChoiceEnum(["documents"]) = field(
-        default="documents", metadata={"help": "each line is read from an empty memory"}
-    )
+class SortingConfig(LinesConfig):
     learn_from_all: bool = field(
         default=False,
         metadata={
@@ -37,33 +33,19 @@ class SortingConfig(LongSequenceLMConfig):
 
 
 @register_task("sorting", dataclass=SortingConfig)
-class SortingTask(LongSequenceLMTask):
+class SortingTask(LinesTask):
     """A batch is whole sequences.  Its segments go to the model in order, from an empty memory;
     only what follows <sep> is a target, and only those segments have a gradient."""
 
+    name, needs = "sorting", SEPARATOR
+
     def __init__(self, cfg, dictionary):
         super().__init__(cfg, dictionary)
-        if cfg.document_separator != dictionary.eos_word:
-            raise ValueError(
-                f"--document-separator {cfg.document_separator} is not for sorting: a line is a "
-                "sequence, leave it out"
-            )
         self.asks = dictionary.index(SEPARATOR)
-        if self.asks == dictionary.unk():
-            raise ValueError(
-                f"the dictionary of {cfg.data} has no {SEPARATOR}: make the data with "
-                "python -m fairseq_inf.data.sorting"
-            )
 
     def build_batches(self, dataset, rows, own, shuffle_seed, context=0):
         length = self.cfg.tokens_per_sample
         return SequenceBatches(dataset, rows, length, own, self.asks, shuffle_seed)
-
-    def eval_lm_dataloader(self, dataset, **kwargs):
-        raise ValueError(
-            "fairseq-eval-lm is not for --task sorting, which has targets at the ends only: "
-            "use fairseq-validate --valid-subset"
-        )
 
     def prompts(self, dataset):
         """A sequence up to <sep>: what fairseq-generate goes on with is its order."""

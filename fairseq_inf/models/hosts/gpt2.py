@@ -25,6 +25,7 @@ class GPT2HostConfig(FairseqDataclass):
 class GPT2Decoder(MemoryDecoder):
     """Learned positions, counted from the beginning of each segment; no short-term memory."""
 
+    absent: Tensor
     Config = GPT2HostConfig
     pretrained = True
     architectures = {
@@ -69,7 +70,7 @@ class GPT2Decoder(MemoryDecoder):
         self.embed_positions = nn.Embedding(cfg.decoder_positions, self.dim)
         # -inf for words of the dictionary that a pretrained GPT-2 does not have
         self.register_buffer("absent", torch.zeros(len(dictionary)))
-        hosts = [self.embed_tokens, self.embed_positions]
+        hosts: list[Any] = [self.embed_tokens, self.embed_positions]
         for layer in self.layers:
             attention = layer.attention
             hosts += [attention.query, attention.key_value, attention.output]

@@ -1,0 +1,79 @@
+"""Tell the value of a key that returns, and how well, by the time since it last stood."""
+
+from collections import Counter
+
+import torch
+from fairseq import metrics, utils
+from fairseq.tasks import register_task
+
+from fairseq_inf.data.recall import RecallBatches
+
+from .lines import LinesConfig, LinesTask
+
+
+@register_task("recall", dataclass=LinesConfig)
+class RecallTask(LinesTask):
+    """Rows read document after document, a segment a batch; targets are the values of keys that
+    have stood before.  Logs recall_L, recall_2L, ..: accuracy at distances below L, below 2L, .."""
+
+    name, needs = "recall", "k0"
+
+    def build_batches(self, dataset, rows, own, shuffle_seed, context=0):
+        length = self.cfg.tokens_per_sample
+        spans = dataset.spans(rows, length, shuffle_seed)
+        return RecallBatches(dataset, spans, length, own)
+
+    def train_step(self, sample, model, *args, **kwargs):
+        with _Outputs(self.model) as outputs:
+            loss, size, log = super().train_step(sample, model, *args, **kwargs)
+        return loss, size, {**log, **self._by_distance(sample, outputs)}
+
+    def valid_step(self, sample, model, criterion):
+        with _Outputs(self.model) as outputs:
+            loss, size, log = super().valid_step(sample, model, criterion)
+        return loss, size, {**log, **self._by_distance(sample, outputs)}
+
+    @torch.no_grad()
+    def _by_distance(self, sample, outputs):
+        """How many targets of each bin there are, and how many are the likeliest word."""
+        distance, bins = sample["distance"], sample["edges"]
+        asked = distance > 0
+        logits = self.model.get_normalized_probs((outputs.last[0][asked], None), log_probs=True)
+        right = logits.argmax(dim=-1) == sample["target"][asked]
+        edges = torch.tensor(bins, device=distance.device)
+        number = torch.bucketize(distance[asked], edges, right=True)
+        counts = torch.bincount(number, minlength=len(edges))
+        rights = torch.bincount(number[right], minlength=len(edges))
+        return {
+            f"{kind}_{edge}": of[i]
+            for i, edge in enumerate(bins)
+            for kind, of in (("asked", counts), ("recalled", rights))
+        }
+
+    def reduce_metrics(self, logging_outputs, criterion):
+        super().reduce_metrics(logging_outputs, criterion)
+        total = Counter()
+        for log in logging_outputs:
+            total.update({name: utils.item(n) for name, n in log.items() if "_" in name})
+        for name in logging_outputs[0]:
+            if name.startswith("asked_") and total[name]:
+                edge = name.removeprefix("asked_")
+                accuracy = 100 * total[f"recalled_{edge}"] / total[name]
+                metrics.log_scalar(f"recall_{edge}", accuracy, total[name], round=2)
+
+
+class _Outputs:
+    """What a model has put out last, inside a `with`."""
+
+    def __init__(self, model):
+        self.model, self.last = model, None
+
+    def __enter__(self):
+        self.hook = self.model.register_forward_hook(self._keep)
+        return self
+
+    def _keep(self, model, args, output):
+        self.last = output
+
+    def __exit__(self, *error):
+        self.hook.remove()

@@ -1,0 +1,218 @@
+"""Train configs on the recall task and draw accuracy against distance.
+
+    python scripts/recall.py examples/recall/config/small --data data-bin/recall --cpu --jobs 2
+
+The first argument is a folder of hydra configs, or single ones.  Each is trained over the seeds,
+--jobs trainings at a time, and its last checkpoint reads the test split; a PNG, the numbers as CSV
+and a table are left in --out.  A run that was broken off goes on where it stopped, and a finished
+one is not run again, so that the figure can be drawn anew in seconds.
+"""
+
+import argparse
+import json
+import logging
+import re
+import statistics
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from fairseq import checkpoint_utils
+from fairseq.data import Dictionary, data_utils
+from omegaconf import OmegaConf
+from runs import (
+    ROOT,
+    find_configs,
+    once,
+    run,
+    side_by_side,
+    spread,
+    threads_each,
+    tool,
+    train,
+)
+
+import fairseq_inf.models
+import fairseq_inf.tasks.recall  # noqa: F401  (registers it)
+from fairseq_inf.analysis.report import pyplot, save, table, write_csv
+from fairseq_inf.data.recall import SUMMARY, bin_edges, distances_back, find_keys, in_window
+
+
+def work(args, config, seed):
+    """Train and test one config, or what an earlier call has left.  -> its results"""
+    folder = Path(args.out).resolve() / config.stem / f"seed{seed}"
+    asked = {"--data": args.data, "overrides": args.overrides, "config": config.read_text()}
+
+    def measure():
+        seconds = train(config, args.data, seed, folder, args.overrides, args.threads, args.cpu)
+        checkpoint = folder / "checkpoint_last.pt"
+        command = [
+            tool("fairseq-validate"), args.data, "--user-dir", str(ROOT / "fairseq_inf"),
+            "--task", "recall", "--path", str(checkpoint), "--valid-subset", "test",
+            "--batch-size", "40", "--log-format", "json", "--num-workers", "0",
+        ]  # fmt: skip
+        _, printed = run(command + ["--cpu"] * args.cpu, folder / "test.log", args.threads)
+        measured = json.loads(re.findall(r"\| test \| ({.*})", printed)[-1])
+        recall = {
+            int(name.removeprefix("test_recall_")): float(value)
+            for name, value in measured.items()
+            if name.startswith("test_recall_")
+        }
+        result = {"config": config.stem, "seed": seed, "seconds": seconds}
+        result["accuracy"] = float(measured["test_accuracy"])
+        result["floats"] = state_size(checkpoint, args.data)
+        return {**result, "recall": [[edge, recall[edge]] for edge in sorted(recall)]}
+
+    return once(folder, asked, measure)
+
+
+def state_size(checkpoint, data):
+    """-> how many floats one row of the model's state has"""
+    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
+        [str(checkpoint)], arg_overrides={"data": data}
+    )
+    tensors = model.decoder.initial_state(1).tensors().values()
+    return sum(x.numel() for x in tensors if x.is_floating_point())
+
+
+def windows(args, configs):
+    """The segments and short-term memories of the configs.  -> sorted (L, S)"""
+    found = set()
+    for config in configs:
+        settings = OmegaConf.merge(OmegaConf.load(config), OmegaConf.from_dotlist(args.overrides))
+        found.add((settings.task.tokens_per_sample, settings.model.stm_length))
+    return sorted(found)
+
+
+def references(args, sizes):
+    """Chance, and what is known to whom a segment and its short-term memory are in sight, and who
+    guesses the rest, on the test split.  -> rows of the CSV"""
+    words = Dictionary.load(str(Path(args.data) / "dict.txt"))
+    lines = data_utils.load_indexed_dataset(str(Path(args.data) / "test"), words, "mmap")
+    chance = 100 / json.loads((Path(args.data) / SUMMARY).read_text())["values"]
+    back = [distances_back(line.numpy(), find_keys(words)) for line in lines]
+    distance = np.concatenate([x[x > 0] for x in back])
+    rows = []
+    for length, stm_length in sizes:
+        seen = np.concatenate([in_window(x, length, stm_length) for x in back])
+        below = 0
+        for edge in bin_edges(length, max(lines.sizes)):
+            own = (distance >= below) & (distance < edge)
+            below = edge
+            if own.any():
+                known = chance + (100 - chance) * seen[own].mean()
+                for name, value in (
+                    ("chance", chance),
+                    (f"window of {length + stm_length}", known),
+                ):
+                    rows.append({"config": name, "distance": edge, "accuracy": round(value, 2)})
+    unique = {(row["config"], row["distance"]): row for row in rows}
+    return list(unique.values())
+
+
+def bin_names(edges):
+    """-> how each bin is called, by its upper end: dict"""
+    ends = sorted(edges)
+    names = {ends[0]: f"< {ends[0]:,}"}
+    for low, high in zip(ends, ends[1:], strict=False):
+        names[high] = f"{low:,}–{high:,}"
+    return names
+
+
+def by_distance(results):
+    """-> accuracies of the seeds by config and bin: dict of dict of list"""
+    found = {}
+    for result in results:
+        for edge, value in result["recall"]:
+            found.setdefault(result["config"], {}).setdefault(edge, []).append(value)
+    return found
+
+
+def draw(path, found, marks, names):
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(6, 4.8))
+    place = {edge: i for i, edge in enumerate(sorted(names))}
+    for number, (config, values) in enumerate(found.items()):
+        at = [place[edge] for edge in values]
+        mean = np.array([statistics.mean(each) for each in values.values()])
+        off = np.array([statistics.pstdev(each) for each in values.values()])
+        axes.plot(at, mean, color=f"C{number}", marker="o", label=config.replace("_", " "))
+        axes.fill_between(at, mean - off, mean + off, color=f"C{number}", alpha=0.2, lw=0)
+    for number, (config, values) in enumerate(marks.items()):
+        at, own = [place[edge] for edge in values], [each[0] for each in values.values()]
+        style = (":", "-.", "--")[number % 3]
+        axes.plot(at, own, style, color="0.5", lw=1, label=config)
+    axes.set_xticks(list(place.values()), [names[edge] for edge in place])
+    axes.set_xlabel("tokens since the pair last stood")
+    axes.set_ylabel("values recalled, %")
+    axes.set_ylim(0, 100)
+    axes.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+    save(plt, figure, path)
+
+
+def report(args, results, configs):
+    """Write CSV, PNG and table.md.  -> the table"""
+    order = [config.stem for config in configs]
+    results.sort(key=lambda r: (order.index(r["config"]), r["seed"]))
+    marks = references(args, windows(args, configs))
+    found = by_distance(results)
+    lines = {mark["config"]: {} for mark in marks}
+    for mark in marks:
+        lines[mark["config"]][mark["distance"]] = [mark["accuracy"]]
+    names = bin_names({edge for values in [*found.values(), *lines.values()] for edge in values})
+    rows = [
+        {**result, "distance": edge, "accuracy": value}
+        for result in results
+        for edge, value in result["recall"]
+    ]
+    columns = "config seed distance accuracy floats seconds".split()
+    out = Path(args.out)
+    write_csv(out / "recall.csv", columns, rows + marks)
+    draw(out / "recall.png", found, lines, names)
+    cells = []
+    for config, values in found.items():
+        own = [r for r in results if r["config"] == config]
+        shown = [spread(values[edge]) if edge in values else "" for edge in sorted(names)]
+        minutes = f"{statistics.mean(r['seconds'] for r in own) / 60:.1f}"
+        cells.append([config.replace("_", " "), *shown, f"{own[0]['floats']:,}", minutes])
+    for config, values in lines.items():
+        shown = [f"{values[edge][0]:.2f}" if edge in values else "" for edge in sorted(names)]
+        cells.append([config, *shown, "", ""])
+    head = ["recalled, %", *(names[edge] for edge in sorted(names)), "floats", "minutes"]
+    text = table(head, cells)
+    (out / "table.md").write_text(text + "\n")
+    return text
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "configs",
+        nargs="+",
+        help="folders of hydra configs or single .yaml files, and hydra overrides, a=b, for all",
+    )
+    parser.add_argument("--data", required=True, help="what fairseq_inf.data.recall has made")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
+    parser.add_argument(
+        "--out", default="recall", help="folder for checkpoints, results and figure"
+    )
+    parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
+    args = parser.parse_intermixed_args()
+    configs = find_configs(parser, args)
+    if not (Path(args.data) / SUMMARY).is_file():
+        parser.error(
+            f"--data {args.data} has no {SUMMARY}: make it with python -m fairseq_inf.data.recall"
+        )
+    args.threads = threads_each(args.jobs)
+    results = side_by_side(
+        args.jobs,
+        [partial(work, args, config, seed) for seed in args.seeds for config in configs],
+        lambda r: f"{r['config']} seed {r['seed']}: {r['accuracy']:.2f} %",
+    )
+    print(f"\n{report(args, results, configs)}\n\nfigure: {Path(args.out) / 'recall.png'}")
+
+
+if __name__ == "__main__":
+    logging.disable(logging.INFO)  # fairseq lets through what every library says
+    main()
