@@ -1,6 +1,7 @@
 """Read once, ask later: a trained model, and the memories that it makes of texts."""
 
 import copy
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,16 +10,19 @@ from typing import IO, Any
 import torch
 from fairseq import hub_utils
 from fairseq.data import encoders
+from fairseq.registry import REGISTRIES
 from omegaconf import open_dict
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from fairseq_inf.data import check_words, load_encoding
+from fairseq_inf.data import LineEncoding, check_words, without_pad
 from fairseq_inf.memory import load_state, save_state
 from fairseq_inf.models.generation import new_reading, read
 from fairseq_inf.models.memory_lm import MemoryLM
 from fairseq_inf.tasks import long_sequence_lm, sorting  # noqa: F401  (registers them)
-from fairseq_inf.tasks.recovery import is_whole
+from fairseq_inf.tasks.checkpoints import check_names, open_checkpoint
+
+logger = logging.getLogger(__name__)
 
 CHUNK = 1 << 18  # characters that are encoded at a time
 
@@ -47,9 +51,10 @@ class MemoryHub(nn.Module):
         self.cfg, self.task, self.model = cfg, task, model
         self.model.eval()
         self.dictionary, self.length = task.source_dictionary, task.cfg.tokens_per_sample
-        self.encoding = load_encoding(task.cfg.data)
         self.tokenizer = encoders.build_tokenizer(cfg.tokenizer)
-        self.bpe = encoders.build_bpe(cfg.bpe)
+        self.bpe = task.build_bpe(cfg.bpe)
+        # of whole texts, with their line breaks
+        self.encoding = self.bpe.encoding if isinstance(self.bpe, LineEncoding) else None
         self.fingerprint = f"{model.fingerprint()} {self.length}"
 
     @property
@@ -62,6 +67,10 @@ class MemoryHub(nn.Module):
         """text: a string, or a pathlib.Path or open file to read in parts.  memory: to go on from.
         -> Memory"""
         reading = self._reading(memory)
+        if not (isinstance(text, (str, Path)) or callable(getattr(text, "read", None))):
+            raise TypeError(
+                f"a text is a string, a pathlib.Path or an open file, got {_kind(text)}"
+            )
         size, parts = self._parts(text)
         total = unknown = 0
         with tqdm(total=size, unit="B", unit_scale=True, disable=not progress, leave=False) as bar:
@@ -79,12 +88,17 @@ class MemoryHub(nn.Module):
     def load_memory(self, path: str | Path) -> Memory:
         """-> Memory, from a file that `save` wrote with this very model"""
         state = load_state(str(path), self._new_reading(), self.fingerprint)
+        if state.num_rows != 1 or int(state.tokens.max()) >= len(self.dictionary):
+            raise ValueError(
+                f"memory file {path} cannot be a memory: it must be of one text, and of words in "
+                "the dictionary"
+            )
         return Memory(state.to(self.device), self.fingerprint)
 
     def score(self, text: str, memory: Memory | None = None) -> dict[str, Tensor]:
         """-> {"tokens", "positional_scores": natural logarithm of each one's probability after
         the memory and those before it, "score": their mean}"""
-        tokens = self.tokens_of(text)
+        tokens = self.tokens_of(_string(text))
         self._check(len(tokens), self._unknown(tokens), "the text")
         _, scores = self._read(self._reading(memory), tokens, score=True)
         return {"tokens": tokens, "positional_scores": scores[0], "score": scores[0].mean()}
@@ -103,10 +117,12 @@ class MemoryHub(nn.Module):
         settings: those of fairseq's generator, as sampling=True, sampling_topp=0.9,
         temperature=0.8, min_len=10, lenpen=1.0.
         """
+        if not isinstance(prompt, (str, list, tuple)):
+            raise TypeError(f"a prompt is a string or a list of them, got {_kind(prompt)}")
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         if not prompts:
             raise ValueError("the list of prompts is empty")
-        texts = [self.tokens_of(p) for p in prompts]
+        texts = [self.tokens_of(_string(p)) for p in prompts]
         for number, text in enumerate(texts):
             if len(text) or memory is None:
                 self._check(len(text), self._unknown(text), f"prompt {number}")
@@ -134,7 +150,8 @@ class MemoryHub(nn.Module):
         encoding if the data came from whole documents, and eos otherwise."""
         if self.encoding is not None:
             words = [word for part in self.encoding.encode(text) for word in part]
-            return torch.tensor([self.dictionary.index(word) for word in words], dtype=torch.long)
+            tokens = torch.tensor([self.dictionary.index(word) for word in words], dtype=torch.long)
+            return without_pad(tokens, self.dictionary)
         lines = text.split("\n")
         encoded = [
             self.dictionary.encode_line(
@@ -142,7 +159,7 @@ class MemoryHub(nn.Module):
             ).long()
             for i, line in enumerate(lines)
         ]
-        return torch.cat(encoded)
+        return without_pad(torch.cat(encoded), self.dictionary)
 
     def _split(self, line: str) -> str:
         for step in (self.tokenizer, self.bpe):
@@ -162,6 +179,11 @@ class MemoryHub(nn.Module):
     def _parts(self, text: str | Path | IO[str]) -> tuple[int | None, Iterator[tuple[str, int]]]:
         """-> size in bytes or None, and an iterator of (part of the text, its bytes)"""
         if isinstance(text, str):
+            if "\n" not in text and os.path.isfile(text):
+                logger.warning(
+                    f"the text {text!r} is the name of a file, and is read as it stands: "
+                    "read(pathlib.Path(…)) reads the file"
+                )
             size = len(text.encode())
             return size, iter([(text, size)])
         if not isinstance(text, Path):
@@ -220,8 +242,35 @@ class MemoryHub(nn.Module):
         return read(self.model.decoder, reading, tokens, lengths, **kwargs)
 
 
+def _kind(value: Any) -> str:
+    return f"{type(value).__name__} {value!r:.40}"
+
+
+def _string(text: Any) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"a text is a string here, got {_kind(text)}")
+    return text
+
+
 def _name(file: Path | IO[str]) -> str:
     return str(file) if isinstance(file, Path) else getattr(file, "name", "the file")
+
+
+def known_settings(state: dict[str, Any], settings: dict[str, Any]) -> set[str]:
+    """The names in a checkpoint's configuration, and of the encoding that is asked for."""
+    names = {"bpe", "tokenizer"}
+
+    def collect(section: dict[str, Any]) -> None:
+        for name, value in section.items():
+            names.add(name)
+            if isinstance(value, dict):
+                collect(value)
+
+    collect(state.get("cfg") or {})
+    for group in ("bpe", "tokenizer"):
+        kind = REGISTRIES[group]["dataclass_registry"].get(settings.get(group))
+        names.update(kind.__dataclass_fields__ if kind else ())
+    return names
 
 
 def from_pretrained(folder: str, checkpoint: str, data: str, **settings: Any) -> MemoryHub:
@@ -234,12 +283,9 @@ def from_pretrained(folder: str, checkpoint: str, data: str, **settings: Any) ->
         raise FileNotFoundError(f"data directory {data} does not exist")
     data = os.path.abspath(inside if os.path.isdir(inside) else data)
     path = os.path.join(folder, checkpoint)
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"checkpoint {path} does not exist")
-    if not is_whole(path):
-        raise ValueError(f"checkpoint {path} is truncated: name a whole one")
+    check_names(settings, known_settings(open_checkpoint(path), settings))
     folder, checkpoint = os.path.split(os.path.abspath(path))
-    found = hub_utils.from_pretrained(folder, checkpoint, data, **settings)
+    found = hub_utils.from_pretrained(folder, checkpoint, data, path=path, **settings)
     (model,) = found["models"]
     if not isinstance(model, MemoryLM):
         raise ValueError(f"checkpoint {path} is a {type(model).__name__}, which has no memory")

@@ -49,7 +49,7 @@ fi
 say "4/4 Evaluate on modules that it has never seen, with its long-term memory and without"
 evaluate() { # LOG OVERRIDES
     quietly "$1" fairseq-eval-lm "$out/bin" --user-dir fairseq_inf \
-        --task long_sequence_lm --stream-layout documents --tokens-per-sample 128 --batch-size 4 \
+        --task long_sequence_lm --batch-size 4 \
         --path "$out/checkpoints/checkpoint_last.pt" --model-overrides "$2" --cpu --no-progress-bar
 }
 evaluate "$out/with.log" "{}"

@@ -110,13 +110,12 @@ def references(args, sizes):
     return list(unique.values())
 
 
-def bin_names(edges):
+def bin_names(edges, length):
     """-> how each bin is called, by its upper end: dict"""
-    ends = sorted(edges)
-    names = {ends[0]: f"< {ends[0]:,}"}
-    for low, high in zip(ends, ends[1:], strict=False):
-        names[high] = f"{low:,}–{high:,}"
-    return names
+    return {
+        edge: f"< {edge:,}" if edge == length else f"{edge // 2:,}–{edge:,}"
+        for edge in sorted(edges)
+    }
 
 
 def by_distance(results):
@@ -131,7 +130,7 @@ def by_distance(results):
 def draw(path, found, marks, names):
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(6, 4.8))
-    place = {edge: i for i, edge in enumerate(sorted(names))}
+    place = {edge: i for i, edge in enumerate(names)}
     for number, (config, values) in enumerate(found.items()):
         at = [place[edge] for edge in values]
         mean = np.array([statistics.mean(each) for each in values.values()])
@@ -154,12 +153,14 @@ def report(args, results, configs):
     """Write CSV, PNG and table.md.  -> the table"""
     order = [config.stem for config in configs]
     results.sort(key=lambda r: (order.index(r["config"]), r["seed"]))
-    marks = references(args, windows(args, configs))
+    sizes = windows(args, configs)
+    marks = references(args, sizes)
     found = by_distance(results)
     lines = {mark["config"]: {} for mark in marks}
     for mark in marks:
         lines[mark["config"]][mark["distance"]] = [mark["accuracy"]]
-    names = bin_names({edge for values in [*found.values(), *lines.values()] for edge in values})
+    edges = {edge for values in [*found.values(), *lines.values()] for edge in values}
+    names = bin_names(edges, sizes[0][0])
     rows = [
         {**result, "distance": edge, "accuracy": value}
         for result in results
@@ -172,13 +173,13 @@ def report(args, results, configs):
     cells = []
     for config, values in found.items():
         own = [r for r in results if r["config"] == config]
-        shown = [spread(values[edge]) if edge in values else "" for edge in sorted(names)]
+        shown = [spread(values[edge]) if edge in values else "" for edge in names]
         minutes = f"{statistics.mean(r['seconds'] for r in own) / 60:.1f}"
         cells.append([config.replace("_", " "), *shown, f"{own[0]['floats']:,}", minutes])
     for config, values in lines.items():
-        shown = [f"{values[edge][0]:.2f}" if edge in values else "" for edge in sorted(names)]
+        shown = [f"{values[edge][0]:.2f}" if edge in values else "" for edge in names]
         cells.append([config, *shown, "", ""])
-    head = ["recalled, %", *(names[edge] for edge in sorted(names)), "floats", "minutes"]
+    head = ["recalled, %", *(names[edge] for edge in names), "floats", "minutes"]
     text = table(head, cells)
     (out / "table.md").write_text(text + "\n")
     return text

@@ -51,10 +51,8 @@ def tool(name):
     return os.path.join(os.path.dirname(sys.executable), name)
 
 
-def run(command, log, threads, finished=None):
-    """Run a command into a log file; a failure names the log.  A process that has printed
-    `finished` has not failed, even if it is aborted while it exits.
-    -> seconds, what it printed"""
+def run(command, log, threads):
+    """Run a command into a log file; a failure names the log.  -> seconds, what it printed"""
     env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     begin = time.time()
     with open(log, "a+") as file:
@@ -62,7 +60,7 @@ def run(command, log, threads, finished=None):
         done = subprocess.run(command, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT)
         file.seek(start)
         printed = file.read()
-    if done.returncode and not (finished and finished in printed):
+    if done.returncode:
         said = [line for line in printed.splitlines() if line and "HYDRA_FULL_ERROR" not in line]
         reasons = [line for line in said if re.match(r"\w*Error: ", line)] or said
         raise SystemExit(f"{command[0]} failed, see {log}: {' '.join(reasons[-1:])}")
@@ -81,7 +79,7 @@ def train(config, data, seed, folder, overrides, threads, cpu):
         f"common.user_dir='{ROOT / 'fairseq_inf'}'", f"hydra.run.dir='{folder}'", *overrides,
     ]  # fmt: skip
     command += ["common.cpu=true"] * cpu
-    seconds, _ = run(command, folder / "train.log", threads, finished="done training in")
+    seconds, _ = run(command, folder / "train.log", threads)
     write_json(done, {"seconds": seconds})
     return seconds
 
@@ -89,13 +87,10 @@ def train(config, data, seed, folder, overrides, threads, cpu):
 def evaluate(data, checkpoint, split, rows, log, threads, cpu, off=False, context=0):
     """fairseq-eval-lm of a checkpoint, read as it was trained, and what it says by token and by
     word.  off: without the long-term memory.  context: fairseq's --context-window."""
-    settings = checkpoint_settings(checkpoint)
     command = [
         tool("fairseq-eval-lm"), str(data), "--user-dir", str(ROOT / "fairseq_inf"),
         "--task", "long_sequence_lm", "--path", str(checkpoint), "--gen-subset", split,
-        "--tokens-per-sample", settings["tokens_per_sample"], "--batch-size", str(rows),
-        "--stream-layout", settings["stream_layout"],
-        "--document-separator", settings["document_separator"],
+        "--batch-size", str(rows),
         "--model-overrides", repr({"ltm_enabled": False} if off else {}),
         "--context-window", str(context),
     ]  # fmt: skip
@@ -112,16 +107,13 @@ def evaluate(data, checkpoint, split, rows, log, threads, cpu, off=False, contex
 
 
 def checkpoint_settings(checkpoint):
-    """What the evaluation must know of the training."""
+    """What the evaluation must know of the model."""
     import torch
 
     state = torch.load(checkpoint, map_location="cpu", mmap=True, weights_only=True)
-    task = state["cfg"]["task"]
-    names = ("tokens_per_sample", "stream_layout", "document_separator")
-    settings = {name: str(task[name]) for name in names}
-    settings["has_memory"] = ARCH_MODEL_REGISTRY[state["cfg"]["model"]["_name"]].has_memory
-    settings["has_past"] = settings["has_memory"] or state["cfg"]["model"]["stm_length"] > 0
-    return settings
+    has_memory = ARCH_MODEL_REGISTRY[state["cfg"]["model"]["_name"]].has_memory
+    has_past = has_memory or state["cfg"]["model"]["stm_length"] > 0
+    return {"has_memory": has_memory, "has_past": has_past}
 
 
 def once(folder, asked, work):

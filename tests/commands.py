@@ -27,6 +27,9 @@ def _run(name, args, env, folder, printed, errors):
     [entry] = importlib.metadata.entry_points(group="console_scripts", name=name)
     try:
         sys.exit(entry.load()())
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        sys.exit(1)
     finally:
         atexit._run_exitfuncs()  # multiprocessing leaves them out
 

@@ -318,3 +318,60 @@ def gpt2_attention(module, x, slots):
             weights = torch.softmax(torch.stack(scores), dim=0)
             out[i, head] = weights @ value[: len(scores), head]
     return out.view(t, e)
+
+
+def llama(model, tokens, segment):
+    """Llama of one row, segment by segment, with or without a compressive memory, whose slots are
+    as far away as the oldest vector of a short-term memory.  -> logits: T x V"""
+    past = [[] for _ in model.layers]
+    outs, stm = [], model.stm_length
+    for begin in range(0, len(tokens), segment):
+        x = model.embed_tokens(tokens[begin : begin + segment])
+        for layer, kept in zip(model.layers, past, strict=True):
+            source = rms_norm(layer.attention_norm, x)
+            old = torch.stack(kept) if kept else source[:0]
+            recent = old[max(0, len(old) - stm) :]
+            args = (layer.attention, model.theta, source, recent, stm)
+            found = rotary_attention(*args, source[:0])
+            out = found @ layer.attention.output.weight.T
+            if layer.memory is not None:
+                left = old[: max(0, len(old) - stm)]
+                slots = compressive_stream(layer.memory, left, [len(left)])[0].detach()
+                out = out + (rotary_attention(*args, slots) - found) @ layer.memory.output.weight.T
+            x = x + out
+            y = rms_norm(layer.ffn_norm, x)
+            gate = y @ layer.gate.weight.T
+            x = x + (gate * torch.sigmoid(gate) * (y @ layer.inner.weight.T)) @ layer.outer.weight.T
+            kept.extend(source.detach())
+        outs.append(rms_norm(model.norm, x) @ model.output_projection.weight.T)
+    return torch.cat(outs)
+
+
+def rms_norm(norm, x):
+    return torch.stack([norm.weight * y / torch.sqrt(y @ y / len(y) + norm.eps) for y in x])
+
+
+def rotary_attention(module, theta, x, recent, stm, slots):
+    """One row, score by score, each by the distance of query and key alone: with the halves of
+    q and k as complex numbers, Re sum_m q_m conj(k_m) exp(i distance theta^(-2m/d)).
+    x: T x e, recent: up to S x e, slots: C x e.  -> T x e, before the projection"""
+    t, e = x.shape
+    h, d, groups = module.num_heads, module.head_dim, module.num_key_heads
+    rates = theta ** (-torch.arange(0, d, 2, dtype=x.dtype) / d)
+    query = module.query(x).view(t, h, d)
+    context = torch.cat([slots, recent, x])
+    key, value = module.key_value(context).view(len(context), 2, groups, d).unbind(1)
+    before = len(slots) + len(recent)
+    out = []
+    for i in range(t):
+        for head in range(h):
+            group, scores = head // (h // groups), []
+            q = torch.complex(query[i, head, : d // 2], query[i, head, d // 2 :])
+            for j in range(before + i + 1):
+                distance = stm + i if j < len(slots) else before + i - j
+                k = torch.complex(key[j, group, : d // 2], key[j, group, d // 2 :])
+                turn = torch.polar(torch.ones_like(rates), distance * rates)
+                scores.append((q * k.conj() * turn).real.sum() / math.sqrt(d))
+            weights = torch.softmax(torch.stack(scores), dim=0)
+            out.append(weights @ value[: len(scores), group])
+    return torch.stack(out).view(t, e)

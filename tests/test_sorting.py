@@ -485,9 +485,10 @@ def test_what_is_not_for_sorting_is_refused_in_one_sentence(sorted_run):
     assert "ValueError: --document-separator 0 is not for sorting" in printed
     command = [tool("interactive"), data, *TASK, *own, "--beam", 1, "--max-len-b", 2]
     done = subprocess.run(
-        [*map(str, command)], cwd=ROOT, text=True, capture_output=True, input="0 1 1\n"
+        [*map(str, command)], cwd=ROOT, text=True, capture_output=True, input="0 1 1\n0 1 1 <sep>\n"
     )
-    assert "ValueError: a prompt must end with <sep>" in done.stderr
+    assert "prompt 0 must end with <sep>" in done.stderr
+    assert "D-1" in done.stdout and "D-0" not in done.stdout
 
 
 def test_the_hub_takes_a_model_that_sorts(sorted_run):

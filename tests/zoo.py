@@ -48,6 +48,7 @@ HOSTS = {
         "activation_fn": "gelu_accurate",
         "stm_length": 0,
     },
+    "llama": {"decoder_key_heads": 1},
 }
 
 

@@ -97,11 +97,12 @@ def draw(path, found, title):
         axes.plot(age, kept.means, color=f"C{number}", label=name)
         axes.plot(age, kept.tokens.mean(dim=1), ":", color=f"C{number}")
     axes.set_xscale("log", base=2)
-    axes.set_xlabel("age in segments")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.set_xlabel("segments since then, 1 is the last one")
     axes.set_ylabel("R² of a segment's mean (dotted: of one token)")
     axes.set_ylim(0, 1.02)
     axes.set_title(title, fontsize=10)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     save(plt, figure, path)
 
 
@@ -156,13 +157,11 @@ def main():
     for name in args.schedule:
         operators = schedule_operators(schedules[name], basis, samples, args.ridge)
         found[name] = retention(operators, args.segment, args.segments)
-    head = ["R² after writes", *(f"{name}: mean | token" for name in found)]
-    head = " | ".join(head).split(" | ")
-    shown = ages(args.segments)
-    lines = [[str(age)] for age in shown]
-    for line, age in zip(lines, shown, strict=True):
-        for kept in found.values():
-            line += [f"{kept.means[age]:.2f}", f"{kept.tokens[age].mean():.3f}"]
+    head = ["R² after writes", *(x for name in found for x in (f"{name}: mean", "token"))]
+    lines = []
+    for age in ages(args.segments):
+        kept = [(f"{k.means[age]:.2f}", f"{k.tokens[age].mean():.3f}") for k in found.values()]
+        lines.append([str(age), *(cell for pair in kept for cell in pair)])
     print(table(head, lines))
     for name, kept in found.items():
         print(f"{name}: capacity spent {kept.capacity:.1f} of {args.basis}")

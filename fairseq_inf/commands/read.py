@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from fairseq_inf.errors import plain_errors
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="fairseq-inf-read", description=__doc__.split(": ")[1])
@@ -17,11 +19,6 @@ def main() -> None:
     parser.add_argument("--memory", help="go on from this memory file")
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args()
-    folder = os.path.dirname(os.path.abspath(args.output))
-    if not os.path.isdir(folder):
-        parser.error(f"--output {args.output}: {folder} does not exist")
-    if os.path.isdir(args.output) or not os.access(folder, os.W_OK):
-        parser.error(f"--output {args.output} cannot be written: name a file in a folder of yours")
     text: Path | io.TextIOWrapper = Path(args.text)
     if args.text == "-":
         text = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="strict")
@@ -30,10 +27,14 @@ def main() -> None:
 
     import torch
 
-    from fairseq_inf.data.encoding import Failure
+    from fairseq_inf.memory import check_writable
     from fairseq_inf.models.memory_lm import MemoryLM
 
     try:
+        check_writable(args.output)
+    except OSError as error:
+        parser.error(f"--output: {error}")
+    with plain_errors("fairseq-inf-read"):
         checkpoint = os.path.abspath(args.path)
         hub = MemoryLM.from_pretrained(
             os.path.dirname(checkpoint), os.path.basename(checkpoint), args.data
@@ -44,8 +45,6 @@ def main() -> None:
         memory = hub.load_memory(args.memory) if args.memory else None
         memory = hub.read(text, memory, progress=True)
         memory.save(args.output)
-    except (OSError, ValueError, Failure) as error:
-        sys.exit(f"fairseq-inf-read: {error}")
     seconds = time.time() - begin
     print(f"{memory.tokens:,} tokens are in {args.output} after {seconds:.0f} seconds")
 

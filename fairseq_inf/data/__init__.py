@@ -1,9 +1,10 @@
-from .encoding import load_encoding
+from .encoding import LineEncoding, load_encoding
 from .iterator import StreamIterator
-from .prompts import PromptDataset, check_words, without_end
+from .prompts import PromptDataset, check_words, without_end, without_pad
 from .streams import SegmentBatches, SequenceBatches, StreamDataset, find_question
 
 __all__ = [
+    "LineEncoding",
     "PromptDataset",
     "SegmentBatches",
     "SequenceBatches",
@@ -13,4 +14,5 @@ __all__ = [
     "find_question",
     "load_encoding",
     "without_end",
+    "without_pad",
 ]

@@ -3,15 +3,13 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import sentencepiece
 
-
-class Failure(Exception):
-    """Something the user has to change; the message says what."""
+from fairseq_inf.errors import Failure
 
 
 class Encoding(Protocol):
@@ -149,3 +147,22 @@ def load_encoding(folder: str | Path) -> Encoding | None:
         if not Path(folder, file).is_file():
             raise Failure(f"{Path(folder, file)} is missing: prepare the data again.")
     return GPT2(folder) if name == "gpt2" else SentencePiece(folder / "spm.model")
+
+
+class LineEncoding:
+    """The encoding of a data-bin as fairseq's --bpe: a line of words with spaces between.  What is
+    decoded has its line breaks."""
+
+    def __init__(self, encoding: Encoding) -> None:
+        self.encoding = encoding
+
+    def encode(self, text: str) -> str:
+        return " ".join(token for part in self.encoding.encode(text) for token in part)
+
+    def decode(self, text: str) -> str:
+        return self.encoding.decode(text.split())
+
+    def agrees(self, bpe: Any, words: Sequence[str]) -> bool:
+        """Whether one of fairseq's encodes as this one does a text that is made of these words."""
+        text = " ".join(self.decode(" ".join(words)).split())
+        return bpe.encode(text).split() == self.encode(text).split()

@@ -1,6 +1,10 @@
 """fairseq's epoch iterator over segments, which saves the memory with the place in the data."""
 
+import atexit
+import contextlib
 import logging
+import queue
+import weakref
 from collections.abc import Mapping, Sized
 from typing import Any
 
@@ -38,6 +42,12 @@ class StreamIterator(EpochBatchIterator):
         )
         self.memory, self.layout, self.rows = memory, layout, rows
 
+    def _get_iterator_for_epoch(self, *args: Any, **kwargs: Any) -> Any:
+        itr = super()._get_iterator_for_epoch(*args, **kwargs)
+        if itr is not None and self.buffer_size > 0:
+            _buffers.add(itr._itr)
+        return itr
+
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         state["layout"], state["segments"] = self.layout, len(self)
@@ -68,6 +78,22 @@ class StreamIterator(EpochBatchIterator):
             logger.warning("the checkpoint holds no memory of the training: it starts afresh")
         super().load_state_dict(state)
         self.memory.restore_memory(memory, self.rows)
+
+
+_buffers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_reading() -> None:
+    """End the threads that fill fairseq's buffers: one that is at work in torch when the
+    interpreter goes aborts the process."""
+    for buffered in list(_buffers):
+        reader = buffered._consumer
+        if reader is not None:
+            reader._max_len = 0
+            while reader.is_alive():
+                with contextlib.suppress(queue.Empty):
+                    buffered._queue.get(timeout=0.1)  # it may wait for room
 
 
 def _only(items: list[Any]) -> Any:

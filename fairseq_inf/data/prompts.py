@@ -25,6 +25,11 @@ def check_words(total: int, unknown: int, name: str, advice: str) -> None:
         )
 
 
+def without_pad(tokens: Tensor, dictionary: Any) -> Tensor:
+    """The word <pad> in a text is an unknown one, since its number stands for nothing at all."""
+    return tokens.masked_fill(tokens == dictionary.pad(), dictionary.unk())
+
+
 def without_end(text: Tensor, ends: Collection[int]) -> Tensor:
     """The tokens without those of `ends` that they end with."""
     size = len(text)

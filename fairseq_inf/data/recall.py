@@ -13,7 +13,6 @@ keys, a gap of fillers, and one of the keys again with its value.
 import argparse
 import os
 import re
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -111,10 +110,6 @@ class RecallBatches(SegmentBatches):
         super().__init__(dataset, spans, length, own)
         self.is_key = find_keys(dataset.dictionary)
         self.edges = bin_edges(length, int(dataset.sizes.max()))
-        self._distances = lru_cache(maxsize=2 * self.num_rows)(self._distances)
-
-    def _distances(self, document):
-        return distances_back(self.dataset[document].numpy(), self.is_key)
 
     def __getitem__(self, index):
         batch = super().__getitem__(index)
@@ -125,8 +120,8 @@ class RecallBatches(SegmentBatches):
             begin, end = int(begins[index]), int(ends[index])
             document = int(np.searchsorted(self.dataset.documents, begin, side="right")) - 1
             first = int(self.dataset.documents[document])
-            part = self._distances(document)[begin - first : end - first]
-            distance[row, : end - begin] = torch.from_numpy(part)
+            found = distances_back(self.dataset.read(first, end).numpy(), self.is_key)
+            distance[row, : end - begin] = torch.from_numpy(found[begin - first :])
         asked = distance > 0
         batch["target"] = batch["target"].masked_fill(~asked, self.pad)
         batch["distance"], batch["edges"] = distance, self.edges

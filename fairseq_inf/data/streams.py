@@ -7,7 +7,7 @@ import torch
 from fairseq.data import Dictionary, FairseqDataset
 from torch import Tensor
 
-from .prompts import without_end
+from .prompts import without_end, without_pad
 
 Spans = list[list[tuple[int, int]]]  # of each row: where what it reads begins and ends
 
@@ -64,7 +64,7 @@ class StreamDataset(FairseqDataset):
             parts.append(part)
             begin += len(part)
             line += 1
-        return torch.cat(parts).long()
+        return without_pad(torch.cat(parts).long(), self.dictionary)
 
     def spans(self, rows: int, length: int, shuffle_seed: int | None = None) -> Spans:
         """For each row the (begin, end) of what it reads, in order.
@@ -105,7 +105,8 @@ class StreamDataset(FairseqDataset):
         ends = {self.dictionary.eos(), self.separator} if documents else {self.dictionary.eos()}
         found = {}
         for i in range(len(self) if documents else len(self.lines)):
-            text = without_end(self[i] if documents else self.lines[i].long(), ends)
+            text = self[i] if documents else without_pad(self.lines[i].long(), self.dictionary)
+            text = without_end(text, ends)
             if len(text):
                 found[i] = text
         return found

@@ -6,13 +6,14 @@ from .continuous import ContinuousMemory
 from .contract import Encounter, Goals, LongTermMemory, Plan, as_heads, side_by_side, take_part
 from .density import GaussianDensity
 from .errors import SettingError
+from .file import check_writable, load_state, save_state
 from .gibbs import GibbsDensity, GibbsMemory
 from .infini import InfiniMemory, InfiniState
 from .sampling import mix
 from .schedule import Constant, Logarithmic, Schedule, Uniform
 from .short_term import ShortTermMemory, push
 from .signal import ContinuousState, SignalMemory, plan_write
-from .state import State, load_state, save_state
+from .state import State
 
 __all__ = [
     "CompressiveMemory",
@@ -38,6 +39,7 @@ __all__ = [
     "State",
     "Uniform",
     "as_heads",
+    "check_writable",
     "load_state",
     "mix",
     "plan_write",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -25,8 +24,10 @@ class GaussianBasis:
 
     def __init__(self, num_basis: int, widths: Sequence[float]) -> None:
         widths = tuple(float(width) for width in widths)
-        if not widths or not all(0 < width < math.inf for width in widths):
-            raise SettingError(f"{{widths}} must be positive numbers, got {widths}")
+        if not widths or not all(1e-6 <= width <= 1e6 for width in widths):
+            raise SettingError(
+                f"{{widths}} must be positive numbers from 1e-6 to 1e6, got {widths}"
+            )
         if num_basis < 1 or num_basis % len(widths):
             raise SettingError(
                 f"{{num_basis}} {num_basis} cannot be shared evenly by {len(widths)} widths: "

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .contract import Encounter, LongTermMemory, Plan, take_part
 from .errors import SettingError
 from .short_term import push
-from .state import State
+from .state import Ranges, State
 
 # B rows, C slots, c vectors to a slot, W vectors that have left the short-term memory, e width
 
@@ -24,6 +24,10 @@ class CompressiveState(State):
     pending: Tensor  # B x c-1 x e: too few for a slot yet, at the right end
     held: Tensor  # B: how many slots are real
     waiting: Tensor  # B: how many of `pending` are real
+
+    def ranges(self) -> Ranges:
+        yield "held", 0, self.slots.size(1)
+        yield "waiting", 0, self.pending.size(1)
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .contract import Encounter, HostAttention, LongTermMemory, Plan
 from .errors import SettingError
-from .state import State
+from .state import Ranges, State
 
 # B rows, T tokens, W vectors that have left the short-term memory, H heads, d head width, e = H d
 
@@ -22,6 +22,11 @@ class InfiniState(State):
     matrix: Tensor  # B x H x d x d, never in half precision: M / n
     normaliser: Tensor  # B x H x d, alike: z / n
     tokens: Tensor  # B: n, how many vectors were stored; 0 is an empty memory
+
+    def ranges(self) -> Ranges:
+        written = self.normaliser.flatten(1).any(dim=1).long()
+        yield "tokens", written, torch.iinfo(torch.long).max
+        yield "normaliser", 0, torch.inf
 
 
 @dataclass(kw_only=True)

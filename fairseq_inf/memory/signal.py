@@ -17,7 +17,7 @@ from .contract import LongTermMemory, Plan, side_by_side, take_part
 from .errors import SettingError
 from .sampling import histogram_quantiles, uniform
 from .schedule import Schedule, make_schedule, write_operators
-from .state import State
+from .state import Ranges, State
 
 # B rows, T tokens, N basis functions, M samples of the past, H heads, d head width, e = H d
 
@@ -28,6 +28,12 @@ class ContinuousState(State):
     longest: Tensor  # B: length of the longest vector ever stored
     histogram: Tensor  # B x D: where the last segment looked; zeros when not sticky
     tokens: Tensor  # B: how many vectors the signal holds; 0 is an empty memory
+
+    def ranges(self) -> Ranges:
+        written = self.coefficients.flatten(1).any(dim=1).long()
+        yield "tokens", written, torch.iinfo(torch.long).max
+        yield "longest", 0, math.inf
+        yield "histogram", 0, 1
 
 
 @dataclass(kw_only=True)

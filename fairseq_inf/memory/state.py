@@ -1,14 +1,19 @@
-"""A memory as a value: tensors with a leading batch dimension, and the file it is kept in."""
+"""A memory as a value: tensors with a leading batch dimension."""
 
-import os
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
-SCHEMA = "fairseq_inf memory 1"
+Own = TypeVar("Own", bound="State")
+Ranges = Iterable[tuple[str, Any, Any]]  # name of a tensor, its least and its most
 
 
-def _map(value, fn):
+def _map(value: Any, fn: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return fn(value)
     if isinstance(value, tuple):
@@ -17,7 +22,7 @@ def _map(value, fn):
     return type(value)(**{f.name: _map(getattr(value, f.name), fn) for f in fields(value)})
 
 
-def _flatten(value, name):
+def _flatten(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, torch.Tensor):
         yield name, value
     elif isinstance(value, tuple):
@@ -33,93 +38,53 @@ class State:
     """Base of every memory's state: a @dataclass of tensors, states and tuples of them.  Each
     tensor, at any depth, has the rows first."""
 
-    def map(self, fn):
+    def map(self: Own, fn: Callable[[Tensor], Tensor]) -> Own:
         """The same state with fn applied to every tensor."""
         return _map(self, fn)
 
-    def tensors(self):
+    def tensors(self) -> dict[str, Tensor]:
         """Every tensor by its dotted name."""
         return dict(_flatten(self, ""))
 
-    def with_tensors(self, tensors):
+    def with_tensors(self: Own, tensors: dict[str, Tensor]) -> Own:
         """The same structure, filled from what `tensors()` gave."""
         values = iter([tensors[name] for name in self.tensors()])
         return self.map(lambda _: next(values))
 
-    def detach(self):
+    def detach(self: Own) -> Own:
         return self.map(torch.Tensor.detach)
 
-    def to(self, device):
+    def to(self: Own, device: Any) -> Own:
         return self.map(lambda x: x.to(device))
 
-    def rows(self, index):
+    def rows(self: Own, index: Any) -> Own:
         """The rows in `index` (a tensor of row numbers, or a slice), in that order."""
         return self.map(lambda x: x[index])
 
-    def reset(self, starts):
+    def reset(self: Own, starts: Tensor) -> Own:
         """Rows where `starts` (B, bool) is true become as new."""
         return self.map(lambda x: x.masked_fill(starts.view(-1, *[1] * (x.dim() - 1)), 0))
 
+    def ranges(self) -> Ranges:
+        """What a state that comes from a file must keep to: numbers, or tensors that broadcast to
+        the one that is named."""
+        return []
+
+    def check_ranges(self, name: str = "") -> None:
+        """Raise a ValueError at the first value, at any depth, that is out of its range."""
+        tensors = self.tensors()
+        for own, least, most in self.ranges():
+            x = tensors[own]
+            if bool((x < least).any() | (x > most).any()):
+                raise ValueError(f"{name}{own} is out of its range")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            parts = value if isinstance(value, tuple) else (value,)
+            for number, part in enumerate(parts):
+                if isinstance(part, State):
+                    at = f"{field.name}.{number}" if isinstance(value, tuple) else field.name
+                    part.check_ranges(f"{name}{at}.")
+
     @property
-    def num_rows(self):
+    def num_rows(self) -> int:
         return next(iter(self.tensors().values())).size(0)
-
-
-def save_state(state, path, fingerprint):
-    """Write a state and the fingerprint of the model that made it; never leaves half a file."""
-    from safetensors.torch import save_file
-
-    folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(f"memory file {path} cannot be written: {folder} does not exist")
-    if os.path.isdir(path):
-        raise IsADirectoryError(f"memory file {path} cannot be written: it is a folder")
-    tensors = {name: x.detach().cpu().clone().contiguous() for name, x in state.tensors().items()}
-    partial = f"{path}.partial"
-    try:
-        save_file(tensors, partial, metadata={"schema": SCHEMA, "fingerprint": fingerprint})
-        os.replace(partial, path)
-    finally:
-        if os.path.exists(partial):
-            os.remove(partial)
-
-
-def load_state(path, template, fingerprint):
-    """Read what `save_state` wrote into the structure of `template` (a state of one row)."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            found = {name: file.get_tensor(name) for name in file.keys()}
-    except FileNotFoundError:
-        raise FileNotFoundError(f"memory file {path} does not exist") from None
-    except (SafetensorError, OSError) as error:
-        raise ValueError(
-            f"memory file {path} is damaged or not a memory file ({error}): write it again"
-        ) from None
-    if metadata.get("schema") != SCHEMA:
-        raise ValueError(
-            f"memory file {path} has schema {metadata.get('schema')!r}, expected {SCHEMA!r}: "
-            "write it again with this version"
-        )
-    if metadata.get("fingerprint") != fingerprint:
-        raise ValueError(
-            f"memory file {path} was written by another model, or with other settings: "
-            "use the checkpoint, overrides and --tokens-per-sample that wrote it"
-        )
-    wanted = template.tensors()
-    if found.keys() != wanted.keys():
-        names = sorted(found.keys() ^ wanted.keys())
-        raise ValueError(f"memory file {path} does not fit this model: {names[0]} is not in both")
-    rows = {x.shape[:1] for x in found.values()}
-    for name, x in found.items():
-        like = wanted[name]
-        if x.dtype != like.dtype or x.shape[1:] != like.shape[1:] or len(rows) != 1:
-            raise ValueError(
-                f"memory file {path} does not fit this model: {name} is "
-                f"{x.dtype} {tuple(x.shape)}, expected {like.dtype} {('rows', *like.shape[1:])}"
-            )
-        if x.is_floating_point() and not torch.isfinite(x).all():
-            raise ValueError(f"memory file {path} holds NaN or infinity in {name}")
-    return template.with_tensors(found)

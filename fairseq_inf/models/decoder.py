@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq_inf.memory import Goals, LongTermMemory, ShortTermMemory, State, mix
 from fairseq_inf.memory.contract import check_empty, check_same
+from fairseq_inf.memory.state import Ranges
 from fairseq_inf.modules import DecoderLayer, LayerPlan, Segment
 
 # B rows (streams), T tokens of the segment, S short-term length, e width
@@ -32,6 +33,14 @@ class DecoderState(State):
     filled: Tensor  # B: how many vectors of `recent` are real
     position: Tensor  # B: tokens of the stream read so far
     key: Tensor  # B: hash of those tokens, the seed of sticky sampling
+
+    def ranges(self) -> Ranges:
+        yield "filled", self.position.clamp(max=1), self.recent[0].size(1)
+        yield "position", self.filled, torch.iinfo(torch.long).max
+        # whole numbers in a memory count what it has been given
+        for name, x in self.tensors().items():
+            if name.startswith("memories.") and not x.is_floating_point():
+                yield name, 0, self.position[(..., *[None] * (x.dim() - 1))]
 
 
 @lru_cache(maxsize=32)

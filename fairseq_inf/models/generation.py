@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_inf.memory import State
+from fairseq_inf.memory.state import Ranges
 from fairseq_inf.modules import LayerCache, Place
 
 from .decoder import DecoderState, MemoryDecoder
@@ -30,6 +31,10 @@ class Reading(State):
     memory: DecoderState  # at the last border of segments
     tokens: Tensor  # B x L: what came since
     count: Tensor  # B: how many of them are real, from 1 to L
+
+    def ranges(self) -> Ranges:
+        yield "tokens", 0, torch.iinfo(torch.long).max
+        yield "count", 1, self.tokens.size(1)
 
 
 @dataclass

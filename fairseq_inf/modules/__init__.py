@@ -4,6 +4,8 @@ from .attention import Attention, Place
 from .decoder_layer import DecoderLayer, LayerCache, LayerPlan, Segment
 from .gpt2_attention import GPT2Attention, slot_bias
 from .relative_attention import RelativeAttention, sinusoids
+from .rms_norm import RMSNorm
+from .rotary_attention import RotaryAttention, rotations
 
 __all__ = [
     "Attention",
@@ -12,8 +14,11 @@ __all__ = [
     "LayerCache",
     "LayerPlan",
     "Place",
+    "RMSNorm",
     "RelativeAttention",
+    "RotaryAttention",
     "Segment",
+    "rotations",
     "sinusoids",
     "slot_bias",
 ]

@@ -66,13 +66,18 @@ class Attention(nn.Module):
         """The keys of a cache as `attend_token` takes them.  B x H x P x d"""
         return keys
 
+    def placed_token(self, key: Tensor, place: Place, table: Any) -> Tensor:
+        """The same of one key a row.  B x H x 1 x d"""
+        return key
+
     def table(self, positions: Any) -> Any:
         """What the steps of a generation need of the positions of a cache, worked out once."""
         return positions
 
     def keep(self, x: Tensor, keys: Tensor, values: Tensor, place: Place, table: Any) -> None:
         """Write the key and the value of x: B x 1 x e into those of a cache, in place."""
-        key, value = (part.squeeze(2) for part in self.project(x))
+        key, value = self.project(x)
+        key, value = self.placed_token(key, place, table).squeeze(2), value.squeeze(2)
         if isinstance(place.column, int):
             keys[:, :, place.column], values[:, :, place.column] = key, value
         else:

@@ -1,8 +1,10 @@
 """Language modelling over streams of any length, segment by segment."""
 
+import glob
 import hashlib
 import logging
 import os
+import sys
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -15,17 +17,24 @@ from omegaconf import II
 
 from fairseq_inf.criterions import cross_entropy_with_kl  # noqa: F401  (registers it)
 from fairseq_inf.data import (
+    LineEncoding,
     PromptDataset,
     SegmentBatches,
     StreamDataset,
     StreamIterator,
     check_words,
+    load_encoding,
     without_end,
+    without_pad,
 )
+from fairseq_inf.errors import plain_errors_in_fairseq
 from fairseq_inf.models.memory_lm import complete
 from fairseq_inf.models.prompt_model import PromptModel
 
-from .recovery import allow_broadcast, is_whole, mend, resume_path, task_state
+from .checkpoints import check_overrides, open_checkpoint
+from .lock import lock
+from .reading import settle
+from .recovery import allow_broadcast, mend, resume_path
 
 logger = logging.getLogger(__name__)
 
@@ -38,17 +47,20 @@ class LongSequenceLMConfig(FairseqDataclass):
         default=None,
         metadata={"help": "data directory; several, with colons between, are read an epoch each"},
     )
-    tokens_per_sample: int = field(default=256, metadata={"help": "tokens of a segment, L"})
-    stream_layout: ChoiceEnum(["corpus", "documents"]) = field(
-        default="corpus",
+    # these three: in an evaluation as in the training, unless they are given
+    tokens_per_sample: int = field(
+        default=0, metadata={"help": "tokens of a segment, L (default: 256)"}
+    )
+    stream_layout: Optional[ChoiceEnum(["corpus", "documents"])] = field(
+        default=None,
         metadata={
-            "help": "corpus: one stream, cut into as many rows as the batch has; documents: "
-            "a stream ends with its document, and each row reads whole documents"
+            "help": "corpus (default): one stream, cut into as many rows as the batch has; "
+            "documents: a stream ends with its document, and each row reads whole documents"
         },
     )
-    document_separator: str = field(
-        default="</s>",
-        metadata={"help": "token that ends a document (default: the end of a line)"},
+    document_separator: Optional[str] = field(
+        default=None,
+        metadata={"help": "token that ends a document (default: the end of a line, </s>)"},
     )
     seed: int = II("common.seed")
     dataset_impl: Optional[str] = II("dataset.dataset_impl")
@@ -56,12 +68,18 @@ class LongSequenceLMConfig(FairseqDataclass):
     disable_validation: bool = II("dataset.disable_validation")
     validate_after_updates: int = II("dataset.validate_after_updates")
     amp: bool = II("common.amp")
+    fp16: bool = II("common.fp16")
+    cpu: bool = II("common.cpu")
     max_update: int = II("optimization.max_update")
     save_dir: str = II("checkpoint.save_dir")
     save_interval_updates: int = II("checkpoint.save_interval_updates")
+    no_save: bool = II("checkpoint.no_save")
     restore_file: str = II("checkpoint.restore_file")
     finetune_from_model: Optional[str] = II("checkpoint.finetune_from_model")
     path: Optional[str] = II("common_eval.path")
+    model_overrides: str = II("common_eval.model_overrides")
+    context_window: int = II("eval_lm.context_window")
+    input: str = II("interactive.input")
 
 
 @register_task("long_sequence_lm", dataclass=LongSequenceLMConfig)
@@ -84,6 +102,7 @@ class LongSequenceLMTask(FairseqTask):
             )
         self.model: Any = None
         self._evaluating = False
+        self._lock = None  # of --save-dir
         self._has_criterion = False
         self._prompts_seen = 0
         self._gathered: tuple[Any, Any] = (
@@ -93,15 +112,18 @@ class LongSequenceLMTask(FairseqTask):
         self._update, self._before = None, {}  # of this update, the state before each segment
 
     @classmethod
-    def setup_task(cls, cfg, **kwargs):
+    def setup_task(cls, cfg, from_checkpoint=False, **kwargs):
+        plain_errors_in_fairseq()
         if not cfg.data:
             raise ValueError("name a data directory that fairseq-preprocess wrote")
         paths = utils.split_paths(cfg.data)
         for path in paths:
             if not os.path.isdir(path):
                 raise FileNotFoundError(f"data directory {path} does not exist")
-        if cfg.path and os.path.isfile(cfg.path) and not is_whole(cfg.path):
-            raise ValueError(f"checkpoint {cfg.path} is truncated: name a whole one with --path")
+        trained = cls._check_checkpoints(cfg, from_checkpoint)
+        settle(cfg, trained)
+        if trained and not from_checkpoint:
+            check_input(cfg.input)
         path = os.path.join(paths[0], "dict.txt")
         if not os.path.isfile(path):
             raise FileNotFoundError(
@@ -109,7 +131,22 @@ class LongSequenceLMTask(FairseqTask):
             )
         dictionary = Dictionary.load(path)
         logger.info(f"dictionary: {len(dictionary)} words")
-        return cls(cfg, dictionary)
+        task = cls(cfg, dictionary)
+        task._evaluating = from_checkpoint
+        return task
+
+    @staticmethod
+    def _check_checkpoints(cfg, from_checkpoint):
+        """Look at what is to be evaluated.  -> the settings of its task, {} in a training"""
+        trained = {}
+        sections = ("model", "task") if from_checkpoint else ("model",)
+        for path in reversed(utils.split_paths(cfg.path or "")):
+            shards = glob.glob(glob.escape(path.removesuffix(".pt")) + "?*.pt")
+            if os.path.exists(path) or (path and not shards):
+                state = open_checkpoint(path)
+                check_overrides(cfg.model_overrides, state, sections)
+                trained = (state.get("cfg") or {}).get("task") or {}
+        return trained
 
     @property
     def source_dictionary(self):
@@ -181,7 +218,8 @@ class LongSequenceLMTask(FairseqTask):
         if rows is None or rows < 1:
             raise ValueError(
                 "--batch-size must be at least 1, or --max-tokens at least --tokens-per-sample: "
-                f"that many streams are read side by side, got {max_sentences or max_tokens}"
+                "that many streams are read side by side, got "
+                f"{max_tokens if max_sentences is None else max_sentences}"
             )
         if self.cfg.stream_layout == "documents" and rows * num_shards > len(dataset):
             logger.warning(
@@ -246,15 +284,20 @@ class LongSequenceLMTask(FairseqTask):
 
     def _before_resume(self):
         """fairseq is about to load a checkpoint, if there is one: see that it can."""
+        if self.cfg.fp16 and (self.cfg.cpu or not torch.cuda.is_available()):
+            raise ValueError("--fp16 needs a GPU: leave it out, or train by common.bf16=true")
         path = resume_path(self.cfg.save_dir, self.cfg.restore_file)
-        if path is not None and (_world_size() == 1 or torch.distributed.get_rank() == 0):
-            mend(path, self.cfg.save_dir)
+        if _world_size() == 1 or torch.distributed.get_rank() == 0:
+            if not self.cfg.no_save and os.path.isdir(self.cfg.save_dir):
+                self._lock = lock(self.cfg.save_dir)
+            if path is not None:
+                mend(path, self.cfg.save_dir)
         if _world_size() > 1:
             torch.distributed.barrier()
             allow_broadcast()
         path = path or self.cfg.finetune_from_model
         if path is not None and os.path.isfile(path):
-            self.check_dictionary(task_state(path), path)
+            self.check_dictionary(open_checkpoint(path).get("task_state", {}), path)
 
     def save_memory(self):
         """The memory of all rows of the training, by name; None if it is not at hand."""
@@ -309,14 +352,44 @@ class LongSequenceLMTask(FairseqTask):
 
     # generation
 
+    def build_bpe(self, args):
+        """The encoding that the data-bin came with; another one that is asked for is told."""
+        asked = super().build_bpe(args)
+        encoding = load_encoding(utils.split_paths(self.cfg.data)[0])
+        if encoding is None:
+            return asked
+        own, first = LineEncoding(encoding), self.dictionary.nspecial
+        if asked is None or own.agrees(asked, self.dictionary.symbols[first : first + 2000]):
+            return own
+        logger.warning(
+            f"--bpe {args._name} does not encode as {self.cfg.data} does, which is of "
+            f"{type(encoding).__name__}: leave it out to have that one"
+        )
+        return asked
+
+    def get_interactive_tokens_and_lengths(self, lines, encode_fn):
+        kept = [line if _is_text(line) else "" for line in lines]
+        for number, (line, text) in enumerate(zip(lines, kept, strict=True), self._prompts_seen):
+            if line != text:
+                logger.warning(f"prompt {number} is not UTF-8: convert it")
+        return super().get_interactive_tokens_and_lengths(kept, encode_fn)
+
     def build_dataset_for_inference(self, src_tokens, src_lengths, **kwargs):
-        eos, unknown = self.dictionary.eos(), self.dictionary.unk()
-        texts = [without_end(text, {eos}) for text in src_tokens]
-        for number, text in enumerate(texts, self._prompts_seen):
-            count = int((text == unknown).sum())
-            check_words(len(text), count, f"prompt {number}", "is --bpe that of the data?")
-        self._prompts_seen += len(texts)
-        return PromptDataset(texts, self.dictionary.pad())
+        """A prompt that cannot be read is told, and left out: the others have their answers."""
+        eos, prompts = self.dictionary.eos(), {}
+        for number, text in enumerate(src_tokens):
+            text = without_pad(without_end(text, {eos}), self.dictionary)
+            try:
+                self.check_prompt(text, f"prompt {self._prompts_seen + number}")
+                prompts[number] = text
+            except ValueError as error:
+                logger.warning(error)
+        self._prompts_seen += len(src_tokens)
+        return PromptDataset([*prompts.values()], self.dictionary.pad(), [*prompts])
+
+    def check_prompt(self, text, name):
+        count = int((text == self.dictionary.unk()).sum())
+        check_words(len(text), count, name, "is --bpe that of the data?")
 
     def build_generator(self, models, args, *other, **kwargs):
         """fairseq's own generator; a prompt is read as it reads a source sentence."""
@@ -358,6 +431,25 @@ class LongSequenceLMTask(FairseqTask):
                 f"{path} was trained with ({state_dict['words']} words): binarize the data "
                 "with that one (fairseq-preprocess --srcdict)"
             )
+
+
+def check_input(path):
+    """Of fairseq-interactive, which would end where a line is not UTF-8."""
+    if path == "-" and hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    if not os.path.isfile(path):  # what can be read but once
+        return
+    try:
+        with open(path, encoding="utf-8") as file:
+            for _ in file:
+                pass
+    except UnicodeDecodeError:
+        raise ValueError(f"--input {path} is not UTF-8: convert it") from None
+
+
+def _is_text(line):
+    """Bytes that are not UTF-8 come from the standard input as lone surrogates."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in line)
 
 
 def dictionary_state(dictionary):

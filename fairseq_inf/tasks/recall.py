@@ -1,7 +1,5 @@
 """Tell the value of a key that returns, and how well, by the time since it last stood."""
 
-from collections import Counter
-
 import torch
 from fairseq import metrics, utils
 from fairseq.tasks import register_task
@@ -52,14 +50,16 @@ class RecallTask(LinesTask):
 
     def reduce_metrics(self, logging_outputs, criterion):
         super().reduce_metrics(logging_outputs, criterion)
-        total = Counter()
-        for log in logging_outputs:
-            total.update({name: utils.item(n) for name, n in log.items() if "_" in name})
         for name in logging_outputs[0]:
-            if name.startswith("asked_") and total[name]:
-                edge = name.removeprefix("asked_")
-                accuracy = 100 * total[f"recalled_{edge}"] / total[name]
-                metrics.log_scalar(f"recall_{edge}", accuracy, total[name], round=2)
+            if not name.startswith("asked_"):
+                continue
+            edge = name.removeprefix("asked_")
+            asked, right = (
+                utils.item(sum(log.get(key, 0) for log in logging_outputs))
+                for key in (name, f"recalled_{edge}")
+            )
+            if asked:
+                metrics.log_scalar(f"recall_{edge}", 100 * right / asked, asked, round=2)
 
 
 class _Outputs:

@@ -4,11 +4,12 @@ import glob
 import logging
 import os
 import shutil
-import zipfile
 from collections import defaultdict
 from typing import Any
 
 import torch
+
+from .checkpoints import is_whole
 
 logger = logging.getLogger(__name__)
 
@@ -27,11 +28,6 @@ def allow_broadcast():
             [distributed_utils._TensorPlaceholder, DictConfig, ListConfig, nodes.AnyNode]
             + [base.ContainerMetadata, base.Metadata, Any, dict, list, int, defaultdict]
         )
-
-
-def is_whole(path):
-    """A checkpoint is a zip file, whose directory is written last."""
-    return zipfile.is_zipfile(path)
 
 
 def resume_path(save_dir, restore_file):
@@ -60,11 +56,3 @@ def mend(path, save_dir):
     shutil.copyfile(newest, path + ".whole")
     os.replace(path + ".whole", path)
     logger.warning(f"{path} was truncated by a kill: restored from {newest}")
-
-
-def task_state(path):
-    """What the task left in a checkpoint, without reading the weights."""
-    if not is_whole(path):
-        raise ValueError(f"checkpoint {path} is truncated: name a whole one")
-    state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    return state.get("task_state", {})

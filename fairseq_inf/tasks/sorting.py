@@ -54,12 +54,10 @@ class SortingTask(LinesTask):
             for number in range(len(dataset))
         }
 
-    def build_dataset_for_inference(self, src_tokens, src_lengths, **kwargs):
-        prompts = super().build_dataset_for_inference(src_tokens, src_lengths, **kwargs)
-        for text in prompts.texts:
-            if int(text[-1]) != self.asks:
-                raise ValueError(f"a prompt must end with {SEPARATOR}: what follows is the order")
-        return prompts
+    def check_prompt(self, text, name):
+        super().check_prompt(text, name)
+        if int(text[-1]) != self.asks:
+            raise ValueError(f"{name} must end with {SEPARATOR}: what follows is the order")
 
     # every batch begins with an empty memory, so that there is none to save
 

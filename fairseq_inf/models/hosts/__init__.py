@@ -3,9 +3,11 @@
 from fairseq_inf.models.decoder import MemoryDecoder
 
 from .gpt2 import GPT2Decoder
+from .llama import LlamaDecoder
 from .transformer_xl import TransformerXLDecoder
 
 HOSTS: dict[str, type[MemoryDecoder]] = {
     "transformer_xl": TransformerXLDecoder,
     "gpt2": GPT2Decoder,
+    "llama": LlamaDecoder,
 }

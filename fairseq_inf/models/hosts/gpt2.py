@@ -1,33 +1,30 @@
 """GPT-2 (Radford et al., 2019) as the host of a memory."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from fairseq.dataclass import FairseqDataclass
 from fairseq.modules import LayerNorm
 from torch import Tensor, nn
 
-from fairseq_inf.models.decoder import MemoryDecoder
-from fairseq_inf.models.flags import refuse, setting
+from fairseq_inf.models.flags import refuse
 from fairseq_inf.modules import DecoderLayer, GPT2Attention, slot_bias
 
+from .pretrained import PretrainedDecoder, PretrainedHostConfig
 from .transformer_xl import activation
 
 
 @dataclass
-class GPT2HostConfig(FairseqDataclass):
-    decoder_positions: int = setting(1024, "learned positions of a segment, for GPT-2")
+class GPT2HostConfig(PretrainedHostConfig):
+    pass
 
 
-class GPT2Decoder(MemoryDecoder):
+class GPT2Decoder(PretrainedDecoder):
     """Learned positions, counted from the beginning of each segment; no short-term memory."""
 
     absent: Tensor
     Config = GPT2HostConfig
-    pretrained = True
+    title = "GPT-2"
+    encoding = "GPT-2's byte pair encoding (fairseq-inf-prepare --bpe gpt2)"
     architectures = {
         size: {
             "decoder_layers": layers,
@@ -68,22 +65,7 @@ class GPT2Decoder(MemoryDecoder):
         self.output_projection = nn.Linear(self.dim, len(dictionary), bias=False)
         self.output_projection.weight = embed_tokens.weight
         self.embed_positions = nn.Embedding(cfg.decoder_positions, self.dim)
-        # -inf for words of the dictionary that a pretrained GPT-2 does not have
-        self.register_buffer("absent", torch.zeros(len(dictionary)))
-        hosts: list[Any] = [self.embed_tokens, self.embed_positions]
-        for layer in self.layers:
-            attention = layer.attention
-            hosts += [attention.query, attention.key_value, attention.output]
-            hosts += [layer.inner, layer.outer]
-        for module in hosts:
-            nn.init.normal_(module.weight, std=0.02)
-            if getattr(module, "bias", None) is not None:
-                nn.init.zeros_(module.bias)
-        nn.init.zeros_(self.embed_tokens.weight[dictionary.pad()])
-        self.start_silent()
-        for layer in self.layers:
-            for module in (layer.attention.output, layer.outer):
-                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * len(self.layers)))
+        self.initialize(self.embed_positions)
 
     def build_layer(self, cfg: Any, memory: Any) -> DecoderLayer:
         return DecoderLayer(
@@ -97,28 +79,8 @@ class GPT2Decoder(MemoryDecoder):
             norm=LayerNorm,
         )
 
-    def check_length(self, length: int) -> None:
-        most = self.embed_positions.num_embeddings
-        if length > most:
-            raise ValueError(
-                f"a segment of {length} tokens is longer than the {most} positions of this GPT-2: "
-                "lower --tokens-per-sample"
-            )
-
-    def check_tokens(self, tokens: Tensor) -> None:
-        alien = (self.absent[tokens] != 0) & (tokens != self.dictionary.pad())
-        if alien.any():
-            word = self.dictionary[int(tokens[alien][0])]
-            raise ValueError(
-                f"the text has {word}, which is not a token of this GPT-2: encode it with "
-                "GPT-2's byte pair encoding (fairseq-inf-prepare --bpe gpt2)"
-            )
-
     def embed(self, tokens: Tensor, place: Tensor) -> Tensor:
         return self.dropout(self.embed_tokens(tokens) + self.embed_positions(place))
-
-    def head(self, x: Tensor) -> Tensor:
-        return F.linear(self.norm(x), self.output_projection.weight, self.absent)
 
     def positions(self, slots: int, shown: int, queries: int, hidden: Tensor) -> Tensor:
         return hidden

@@ -1,0 +1,117 @@
+"""The file that a memory is kept in: its tensors, whose they are, and a checksum of them."""
+
+import hashlib
+import logging
+import os
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = "fairseq_inf memory 2"
+WITHOUT_CHECKSUM = "fairseq_inf memory 1"
+LARGEST = 1e9  # no value of a memory comes near it
+
+
+def save_state(state, path, fingerprint):
+    """Write a state and the fingerprint of the model that made it; never leaves half a file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    check_writable(path)
+    path = os.path.realpath(path)
+    tensors = {name: x.detach().cpu().clone().contiguous() for name, x in state.tensors().items()}
+    metadata = {"schema": SCHEMA, "fingerprint": fingerprint, "checksum": checksum(tensors)}
+    partial = f"{path}.partial"
+    try:
+        save_file(tensors, partial, metadata=metadata)
+        os.replace(partial, path)
+    except (SafetensorError, OSError) as error:
+        raise OSError(f"memory file {path} cannot be written: {error}") from None
+    finally:
+        if os.path.exists(partial):
+            os.remove(partial)
+
+
+def check_writable(path):
+    """Raise an error if a file cannot be written there.  A link is followed."""
+    folder = os.path.dirname(os.path.realpath(path))
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"memory file {path} cannot be written: {folder} does not exist")
+    if os.path.isdir(path):
+        raise IsADirectoryError(f"memory file {path} cannot be written: it is a folder")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(f"memory file {path} cannot be written: there is something that is no file")
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"memory file {path} cannot be written: {folder} is not yours")
+
+
+def checksum(tensors):
+    digest = hashlib.blake2b(digest_size=16)
+    for name, x in sorted(tensors.items()):
+        digest.update(f"{name} {x.dtype} {tuple(x.shape)} ".encode())
+        digest.update(x.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def load_state(path, template, fingerprint):
+    """Read what `save_state` wrote into the structure of `template` (a state of one row)."""
+    from safetensors import SafetensorError, safe_open
+
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"memory file {path} does not exist")
+    if not os.path.isfile(path):
+        raise ValueError(f"memory file {path} is not a file: name one")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            found = {name: file.get_tensor(name) for name in file.keys()}
+    except (SafetensorError, OSError, RuntimeError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"memory file {path} is damaged or not a memory file ({error}): write it again"
+        ) from None
+    schema = metadata.get("schema")
+    if schema not in (SCHEMA, WITHOUT_CHECKSUM):
+        raise ValueError(
+            f"memory file {path} has schema {schema!r}, expected {SCHEMA!r}: "
+            "write it again with this version"
+        )
+    if metadata.get("fingerprint") != fingerprint:
+        raise ValueError(
+            f"memory file {path} was written by another model, or with other settings: "
+            "use the checkpoint, overrides and --tokens-per-sample that wrote it"
+        )
+    _check_shapes(path, found, template.tensors())
+    if schema == WITHOUT_CHECKSUM:
+        logger.warning(
+            f"memory file {path} is of a version without checksum: damage would not be seen"
+        )
+    elif metadata.get("checksum") != checksum(found):
+        raise ValueError(f"memory file {path} is damaged (its checksum is wrong): write it again")
+    for name, x in found.items():
+        if x.is_floating_point() and not bool((x.abs() <= LARGEST).all()):
+            raise ValueError(
+                f"memory file {path} holds NaN, infinity or more than {LARGEST:g} in {name}: "
+                "write it again"
+            )
+    state = template.with_tensors(found)
+    try:
+        state.check_ranges()
+    except ValueError as error:
+        raise ValueError(f"memory file {path} cannot be a memory: {error}") from None
+    return state
+
+
+def _check_shapes(path, found, wanted):
+    if found.keys() != wanted.keys():
+        names = sorted(found.keys() ^ wanted.keys())
+        raise ValueError(f"memory file {path} does not fit this model: {names[0]} is not in both")
+    rows = {x.shape[:1] for x in found.values()}
+    for name, x in found.items():
+        like = wanted[name]
+        whole = len(rows) == 1 and x.dim() > 0 and len(x) > 0
+        if x.dtype != like.dtype or x.shape[1:] != like.shape[1:] or not whole:
+            raise ValueError(
+                f"memory file {path} does not fit this model: {name} is "
+                f"{x.dtype} {tuple(x.shape)}, expected {like.dtype} {('rows', *like.shape[1:])}"
+            )

@@ -1,0 +1,56 @@
+"""Self-attention by the dot products of queries and keys alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .attention import Attention, Place
+
+# B rows, T queries, P keys, H heads, d head width
+
+
+class DotProductAttention(Attention):
+    """softmax_j(q_i . k_j / sqrt(d)) over the keys j <= i."""
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        positions: Any,
+        first: int = 0,
+        drop: bool = True,
+    ) -> Tensor:
+        """positions: added to the scores, broadcastable to B x H x T x P; a segment alone is just
+        causal."""
+        alone = key.size(2) - first == query.size(2)
+        return F.scaled_dot_product_attention(
+            query,
+            key[:, :, first:],
+            value[:, :, first:],
+            attn_mask=None if alone else positions[..., first:],
+            dropout_p=self.dropout if self.training and drop else 0.0,
+            is_causal=alone,
+        )
+
+    def attend_token(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        place: Place,
+        table: Any = None,
+        first: int = 0,
+    ) -> Tensor:
+        last = place.past + place.most + 1
+        scores = (query @ keys[:, :, first:last].transpose(2, 3)).squeeze(2)  # B x H x P
+        scores = scores / math.sqrt(self.head_dim)
+        if place.hidden is not None:
+            scores = scores + place.hidden[..., first:]
+        weights = torch.softmax(scores, dim=-1)
+        return weights[:, :, None] @ values[:, :, first:last]

@@ -1,0 +1,89 @@
+"""Llama's self-attention: rotary positions (Su et al., 2021) and grouped queries (Ainslie et al.,
+2023)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .attention import Place
+from .dot_product_attention import DotProductAttention
+
+# B rows, T queries, P keys, H heads, d head width, e = H d
+
+
+def rotations(positions: Tensor, dim: int, theta: float, dtype: torch.dtype) -> Tensor:
+    """cos and sin of the angles p w_m, w_m = theta^(-2m/dim) for m = 0 .. dim/2 - 1.
+    P -> 2 x P x dim/2"""
+    exact = torch.promote_types(dtype, torch.float)
+    steps = torch.arange(0, dim, 2, device=positions.device, dtype=exact)
+    angles = positions.to(exact)[:, None] * (1 / theta ** (steps / dim))
+    return torch.stack([angles.cos(), angles.sin()]).to(dtype)
+
+
+def rotate(x: Tensor, by: Tensor) -> Tensor:
+    """Turn each pair (x_m, x_{m + d/2}) by its angle.  x: ... x d, by: `rotations`, which has
+    ... x d/2 after the first dimension, broadcastable"""
+    one, two = x.chunk(2, dim=-1)
+    cos, sin = by.to(x.dtype)
+    return torch.cat([one * cos - two * sin, two * cos + one * sin], dim=-1)
+
+
+class RotaryAttention(DotProductAttention):
+    """Queries and keys are turned by their positions, so that scores depend on distances.  Each
+    head of keys and values serves H / `num_key_heads` heads of queries.  No biases."""
+
+    def __init__(
+        self, dim: int, num_heads: int, num_key_heads: int | None = None, dropout: float = 0.0
+    ) -> None:
+        super().__init__(dim, num_heads, dropout)
+        self.num_key_heads = num_heads if num_key_heads is None else num_key_heads
+        self.query = nn.Linear(dim, dim, bias=False)
+        self.key_value = nn.Linear(dim, 2 * self.num_key_heads * self.head_dim, bias=False)
+        self.output = nn.Linear(dim, dim, bias=False)
+
+    def _split(self, projected: Tensor) -> tuple[Tensor, Tensor]:
+        """A head for each head of queries, so that whoever reads keys knows nothing of groups."""
+        shape = (*projected.shape[:2], 2, self.num_key_heads, self.head_dim)
+        parts = projected.view(shape).permute(2, 0, 3, 1, 4)
+        key, value = parts.repeat_interleave(self.num_heads // self.num_key_heads, dim=2)
+        return key, value
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        positions: tuple[Tensor, Tensor],
+        first: int = 0,
+        drop: bool = True,
+    ) -> Tensor:
+        """positions: `rotations` of the keys, of which the last T are those of the queries, and
+        what is added to the scores, broadcastable to B x H x T x P."""
+        by, hidden = positions[0][:, first:], positions[1][..., first:]
+        query = rotate(query, by[:, by.size(1) - query.size(2) :])
+        key = rotate(key[:, :, first:], by)
+        return super().attend(query, key, value[:, :, first:], hidden, 0, drop)
+
+    def placed(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """positions: `rotations` of the columns of a cache, which may be more than the keys."""
+        return rotate(keys, positions[:, : keys.size(2)])
+
+    def placed_token(self, key: Tensor, place: Place, table: Tensor) -> Tensor:
+        if isinstance(place.column, int):
+            return rotate(key, table[:, place.column])
+        return rotate(key, table[:, place.column, None, None])
+
+    def attend_token(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        place: Place,
+        table: Any = None,
+        first: int = 0,
+    ) -> Tensor:
+        query = self.placed_token(query, place, table)
+        return super().attend_token(query, keys, values, place, None, first)

@@ -1,0 +1,26 @@
+"""How streams are read: an evaluation does it as the training did, unless it is told otherwise."""
+
+import logging
+
+logger = logging.getLogger(__name__)
+
+# what a training does that is not told otherwise
+DEFAULTS = {"tokens_per_sample": 256, "stream_layout": "corpus", "document_separator": "</s>"}
+
+
+def settle(cfg, trained):
+    """Fill in what was not given.  trained: the task's settings in the checkpoint, {} in a
+    training.  Another value than the training's is told."""
+    # fairseq-eval-lm has taken the context window off the tokens
+    window = cfg.context_window if trained else 0
+    cfg.tokens_per_sample += window
+    for name, default in DEFAULTS.items():
+        was, own = trained.get(name) or default, getattr(cfg, name)
+        if not own:
+            setattr(cfg, name, was)
+        elif trained and str(own) != str(was):
+            logger.warning(
+                f"--{name.replace('_', '-')} is {own}, and was {was} in the training: what is read "
+                "otherwise has other numbers"
+            )
+    cfg.tokens_per_sample -= window
