@@ -17,7 +17,6 @@ from conftest import ROOT
 from fairseq.data import Dictionary
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 from fairseq.data.indexed_dataset import MMapIndexedDataset
-from fairseq.models import ARCH_CONFIG_REGISTRY
 from safetensors.torch import load_file, save_file
 from sentencepiece import SentencePieceProcessor
 from test_prepare import AWKWARD, write
@@ -73,8 +72,6 @@ GGUF_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-    "llama_lm" not in ARCH_CONFIG_REGISTRY, reason="no architecture llama_lm"
-)
 
 
 def hugging_face(folder, **sizes):
