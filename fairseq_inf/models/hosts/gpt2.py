@@ -59,7 +59,7 @@ class GPT2Decoder(PretrainedDecoder):
                 "with each segment, so that the last one's keys do not fit"
             )
 
-    def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, build_memory: Any):
+    def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, build_memory: Any):
         super().__init__(cfg, dictionary, embed_tokens, build_memory)
         self.norm = LayerNorm(self.dim)
         self.output_projection = nn.Linear(self.dim, len(dictionary), bias=False)

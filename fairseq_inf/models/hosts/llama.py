@@ -65,7 +65,7 @@ class LlamaDecoder(PretrainedDecoder):
             if not getattr(cfg, name) > 0:
                 raise ValueError(f"{flag(name)} must be above 0, got {getattr(cfg, name)}")
 
-    def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, build_memory: Any):
+    def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, build_memory: Any):
         super().__init__(cfg, dictionary, embed_tokens, build_memory)
         self.theta = cfg.rope_theta
         self.norm = RMSNorm(self.dim, cfg.norm_eps)

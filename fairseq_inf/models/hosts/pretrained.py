@@ -32,7 +32,7 @@ class PretrainedDecoder(MemoryDecoder):
     output_projection: nn.Linear
     absent: Tensor
 
-    def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, build_memory: Any):
+    def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, build_memory: Any):
         super().__init__(cfg, dictionary, embed_tokens, build_memory)
         self.num_positions = cfg.decoder_positions
         # -inf for words of the dictionary that the pretrained model does not have
