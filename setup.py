@@ -8,7 +8,7 @@ EXTRAS = {
     "figures": ["matplotlib"],
     "tensorboard": ["tensorboardX"],
     # transformers 5 imports torchaudio, which fairseq-fixed brings, and which needs CUDA
-    "pretrained": ["transformers>=4.40,<5"],
+    "pretrained": ["transformers>=4.40,<5", "gguf"],
 }
 TESTS = ["pytest", "pytest-xdist", "ruff", "mypy"]
 

@@ -1,7 +1,8 @@
 """What the memory costs: one table, and one line of JSON.
 
     python scripts/bench.py                # about 7 minutes on 2 cores
-    python scripts/bench.py --bf16         # the long stream in bfloat16
+    python scripts/bench.py --streams      # long streams of all schedules and densities, in both
+                                           # precisions, about 15 minutes
     python scripts/bench.py --gpt2         # a training step of GPT-2 small, about 2 minutes
 
 Ratios are medians over rounds in which both sides run one after the other, so that a noisy
@@ -26,6 +27,9 @@ from fairseq_inf.models.generation import Continuation, new_reading, read
 from fairseq_inf.models.hosts import HOSTS
 from fairseq_inf.models.infinite_former import InfiniteFormerConfig, InfiniteFormerLM
 from fairseq_inf.models.transformer_xl import TransformerXLConfig, TransformerXLLM
+
+PAPER = {"ltm_schedule": "constant", "ltm_density": "gaussian", "ltm_widths": "0.01,0.05"}
+GIBBS = {"ltm_schedule": "uniform", "ltm_density": "gibbs", "ltm_widths": "auto"}
 
 
 class GPT(nn.Module):
@@ -158,12 +162,15 @@ def bench_overhead(out, rounds):
     }
     models = [
         transformer_xl(1000, **sizes),
-        infinite_former(1000, ltm_basis=150, **sizes),
-        infinite_former(1000, ltm_basis=150, ltm_sticky=True, **sizes),
+        infinite_former(1000, ltm_basis=150, **PAPER, **sizes),
+        infinite_former(1000, ltm_basis=150, ltm_sticky=True, **PAPER, **sizes),
+        infinite_former(1000, ltm_basis=150, **GIBBS, **sizes),
     ]
     times = side_by_side(models, 4, 150, 1000, True, rounds)
     out["memory_overhead"] = ratio(times, 1, 0)
     out["sticky_overhead"] = ratio(times, 2, 0)
+    out["gibbs_overhead"] = ratio(times, 3, 0)
+    out["gibbs_cost_vs_gaussian"] = ratio(times, 3, 1)
 
 
 def bench_against_gpt(out, rounds):
@@ -176,11 +183,13 @@ def bench_against_gpt(out, rounds):
         "stm_length": 256,
     }
     gpt = GPT(words, 4, 256, 4, 1024, length)
-    ours = infinite_former(words, ltm_basis=256, ltm_sticky=True, **sizes)
+    ours = infinite_former(words, ltm_basis=256, ltm_sticky=True, **PAPER, **sizes)
     short = transformer_xl(words, **sizes)
+    gibbs = infinite_former(words, ltm_basis=256, **GIBBS, **sizes)
     rate = gemm_rate()
     for mode, train in (("train", True), ("eval", False)):
-        times = side_by_side([gpt, ours, short], rows, length, words, train, rounds)
+        times = side_by_side([gpt, ours, short, gibbs], rows, length, words, train, rounds)
+        out[f"{mode}_cost_gibbs_vs_gpt"] = ratio(times, 3, 0)
         out[f"{mode}_cost_vs_gpt"] = ratio(times, 1, 0)
         out[f"{mode}_cost_transformer_xl_vs_gpt"] = ratio(times, 2, 0)
         out[f"{mode}_tokens_per_s"] = rows * length / typical(times, 1)
@@ -209,7 +218,7 @@ def bench_generation(out, rounds):
         "stm_length": length,
     }
     gpt = GPT(words, 4, 256, 4, 1024, 2 * length).eval()
-    ours = infinite_former(words, ltm_basis=256, ltm_sticky=True, **sizes).eval()
+    ours = infinite_former(words, ltm_basis=256, ltm_sticky=True, **PAPER, **sizes).eval()
     short = transformer_xl(words, **sizes).eval()
 
     def prompted(model, size):
@@ -299,7 +308,7 @@ def bench_parts(out, rounds):
     out["sampling_ms"] = 1e3 * statistics.median(t[3] - t[2] - (t[1] - t[0]) for t in times)
 
 
-def bench_stream(out, segments, dtype, rounds=60):
+def bench_stream(out, segments, dtype, name="", rounds=60, **memory):
     """One stream of many segments of 100 tokens: does the last cost what the first did?"""
     length, words = 100, 1000
     model = infinite_former(
@@ -310,7 +319,7 @@ def bench_stream(out, segments, dtype, rounds=60):
         decoder_attention_heads=4,
         stm_length=length,
         ltm_basis=length,
-        ltm_sticky=True,
+        **memory,
     ).to(dtype)
     decoder = model.eval().decoder
     generator = torch.Generator().manual_seed(0)
@@ -327,7 +336,6 @@ def bench_stream(out, segments, dtype, rounds=60):
         times = [
             [seconds(lambda s=kept[i]: decoder(tokens, s)) for i in marks] for _ in range(rounds)
         ]
-    name = "" if dtype == torch.float32 else "_bf16"
     out[f"stream_tokens{name}"] = int(state.position)
     out[f"segment_ms{name}"] = [round(1e3 * typical(times, i), 3) for i in range(len(marks))]
     out[f"segment_time_growth{name}"] = ratio(times, -1, 0)
@@ -340,7 +348,7 @@ def bench_gpt2(out, rounds):
     words, length = 50260, 512
     sizes = {**HOSTS["gpt2"].architectures["gpt2"], "decoder_host": "gpt2"}
     sizes["attention_dropout"] = 0.0
-    memory = {"ltm_basis": length, "ltm_widths": "0.005,0.01"}
+    memory = {**PAPER, "ltm_basis": length, "ltm_widths": "0.005,0.01"}
     ours = infinite_former(words, **memory, **sizes)
     times = side_by_side([ours], 1, length, words, True, 1)
     out["gpt2_step_s"] = typical(times, 0)
@@ -360,8 +368,12 @@ EXPLAINED = {
     "gpt2_sticky_overhead": "the same with sticky memories",
     "memory_overhead": "step with memory / without, WikiText-103 layers, B = 4",
     "sticky_overhead": "the same with sticky memories",
+    "gibbs_overhead": "the same with a uniform schedule and a Gibbs density",
+    "gibbs_cost_vs_gaussian": "step with a Gibbs density / with a Gaussian",
     "train_cost_vs_gpt": "training step / that of a plain GPT",
     "eval_cost_vs_gpt": "evaluation / that of a plain GPT",
+    "train_cost_gibbs_vs_gpt": "the same with a uniform schedule and a Gibbs density",
+    "eval_cost_gibbs_vs_gpt": "evaluation, alike",
     "train_cost_transformer_xl_vs_gpt": "training step of transformer_xl_lm / GPT",
     "eval_cost_transformer_xl_vs_gpt": "evaluation of transformer_xl_lm / GPT",
     "train_tokens_per_s": "tokens a second in training",
@@ -391,7 +403,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=12, help="rounds of each comparison")
     parser.add_argument("--segments", type=int, default=10_000, help="segments of the stream")
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--bf16", action="store_true", help="only the stream, in bfloat16")
+    only.add_argument("--streams", action="store_true", help="only long streams, of every kind")
     only.add_argument("--gpt2", action="store_true", help="only a training step of GPT-2 small")
     args = parser.parse_args()
     if args.rounds < 1 or args.segments < 100:
@@ -402,15 +414,22 @@ def main():
         bench_gpt2(out, args.rounds)
     else:
         # the stream comes first: what runs before it would hide its own peak memory
-        bench_stream(out, args.segments, torch.bfloat16 if args.bf16 else torch.float32)
-    if not args.bf16 and not args.gpt2:
+        bench_stream(out, args.segments, torch.float32, ltm_sticky=True, **PAPER)
+    if args.streams:
+        for schedule in ("constant", "uniform", "logarithmic"):
+            for density, widths in (("gaussian", "0.01,0.05"), ("gibbs", "auto")):
+                kind = {"ltm_schedule": schedule, "ltm_density": density, "ltm_widths": widths}
+                for name, dtype in (("", torch.float32), ("_bf16", torch.bfloat16)):
+                    name = f" {schedule} {density}{name}"
+                    bench_stream(out, args.segments, dtype, name, **kind)
+    elif not args.gpt2:
         bench_overhead(out, args.rounds)
         bench_against_gpt(out, args.rounds)
         bench_generation(out, max(3, args.rounds // 2))
         bench_parts(out, 3 * args.rounds)
     for name, value in out.items():
         shown = f"{value:.3f}" if isinstance(value, float) else str(value)
-        print(f"{name:32} {shown:>24}  {EXPLAINED.get(name.removesuffix('_bf16'), '')}")
+        print(f"{name:32} {shown:>24}  {EXPLAINED.get(name.split()[0], '')}")
     print(json.dumps(out))
 
 

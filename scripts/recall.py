@@ -3,7 +3,8 @@
     python scripts/recall.py examples/recall/config/small --data data-bin/recall --cpu --jobs 2
 
 The first argument is a folder of hydra configs, or single ones.  Each is trained over the seeds,
---jobs trainings at a time, and its last checkpoint reads the test split; a PNG, the numbers as CSV
+--jobs trainings at a time, and its last checkpoint reads the test split, with its long-term memory
+and without; a PNG, the numbers as CSV
 and a table are left in --out.  A run that was broken off goes on where it stopped, and a finished
 one is not run again, so that the figure can be drawn anew in seconds.
 """
@@ -22,6 +23,7 @@ from fairseq.data import Dictionary, data_utils
 from omegaconf import OmegaConf
 from runs import (
     ROOT,
+    checkpoint_settings,
     find_configs,
     once,
     run,
@@ -37,6 +39,8 @@ import fairseq_inf.tasks.recall  # noqa: F401  (registers it)
 from fairseq_inf.analysis.report import pyplot, save, table, write_csv
 from fairseq_inf.data.recall import SUMMARY, bin_edges, distances_back, find_keys, in_window
 
+OFF = ", memory off"
+
 
 def work(args, config, seed):
     """Train and test one config, or what an earlier call has left.  -> its results"""
@@ -46,24 +50,32 @@ def work(args, config, seed):
     def measure():
         seconds = train(config, args.data, seed, folder, args.overrides, args.threads, args.cpu)
         checkpoint = folder / "checkpoint_last.pt"
-        command = [
-            tool("fairseq-validate"), args.data, "--user-dir", str(ROOT / "fairseq_inf"),
-            "--task", "recall", "--path", str(checkpoint), "--valid-subset", "test",
-            "--batch-size", "40", "--log-format", "json", "--num-workers", "0",
-        ]  # fmt: skip
-        _, printed = run(command + ["--cpu"] * args.cpu, folder / "test.log", args.threads)
-        measured = json.loads(re.findall(r"\| test \| ({.*})", printed)[-1])
-        recall = {
-            int(name.removeprefix("test_recall_")): float(value)
-            for name, value in measured.items()
-            if name.startswith("test_recall_")
-        }
-        result = {"config": config.stem, "seed": seed, "seconds": seconds}
-        result["accuracy"] = float(measured["test_accuracy"])
-        result["floats"] = state_size(checkpoint, args.data)
-        return {**result, "recall": [[edge, recall[edge]] for edge in sorted(recall)]}
+        accuracy, recall = test(args, checkpoint, folder / "test.log")
+        result = {"config": config.stem, "seed": seed, "seconds": seconds, "accuracy": accuracy}
+        result.update(floats=state_size(checkpoint, args.data), recall=recall)
+        if checkpoint_settings(checkpoint)["has_memory"]:
+            _, result["off"] = test(args, checkpoint, folder / "test-off.log", off=True)
+        return result
 
     return once(folder, asked, measure)
+
+
+def test(args, checkpoint, log, off=False):
+    """off: without the long-term memory.  -> accuracy, and [end of a bin, accuracy] of each"""
+    command = [
+        tool("fairseq-validate"), args.data, "--user-dir", str(ROOT / "fairseq_inf"),
+        "--task", "recall", "--path", str(checkpoint), "--valid-subset", "test",
+        "--batch-size", "40", "--log-format", "json", "--num-workers", "0",
+        "--model-overrides", repr({"ltm_enabled": False} if off else {}),
+    ]  # fmt: skip
+    _, printed = run(command + ["--cpu"] * args.cpu, log, args.threads)
+    measured = json.loads(re.findall(r"\| test \| ({.*})", printed)[-1])
+    recall = {
+        int(name.removeprefix("test_recall_")): float(value)
+        for name, value in measured.items()
+        if name.startswith("test_recall_")
+    }
+    return float(measured["test_accuracy"]), [[edge, recall[edge]] for edge in sorted(recall)]
 
 
 def state_size(checkpoint, data):
@@ -122,8 +134,9 @@ def by_distance(results):
     """-> accuracies of the seeds by config and bin: dict of dict of list"""
     found = {}
     for result in results:
-        for edge, value in result["recall"]:
-            found.setdefault(result["config"], {}).setdefault(edge, []).append(value)
+        for name, own in ((result["config"], "recall"), (f"{result['config']}{OFF}", "off")):
+            for edge, value in result.get(own, []):
+                found.setdefault(name, {}).setdefault(edge, []).append(value)
     return found
 
 
@@ -131,12 +144,15 @@ def draw(path, found, marks, names):
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(6, 4.8))
     place = {edge: i for i, edge in enumerate(names)}
-    for number, (config, values) in enumerate(found.items()):
+    colors = {}
+    for config, values in found.items():
+        color = colors.setdefault(config.removesuffix(OFF), f"C{len(colors)}")
+        how = {"ls": "--", "lw": 1} if config.endswith(OFF) else {"marker": "o"}
         at = [place[edge] for edge in values]
         mean = np.array([statistics.mean(each) for each in values.values()])
         off = np.array([statistics.pstdev(each) for each in values.values()])
-        axes.plot(at, mean, color=f"C{number}", marker="o", label=config.replace("_", " "))
-        axes.fill_between(at, mean - off, mean + off, color=f"C{number}", alpha=0.2, lw=0)
+        axes.plot(at, mean, color=color, label=config.replace("_", " "), **how)
+        axes.fill_between(at, mean - off, mean + off, color=color, alpha=0.2, lw=0)
     for number, (config, values) in enumerate(marks.items()):
         at, own = [place[edge] for edge in values], [each[0] for each in values.values()]
         style = (":", "-.", "--")[number % 3]
@@ -162,11 +178,12 @@ def report(args, results, configs):
     edges = {edge for values in [*found.values(), *lines.values()] for edge in values}
     names = bin_names(edges, sizes[0][0])
     rows = [
-        {**result, "distance": edge, "accuracy": value}
+        {**result, "distance": edge, "accuracy": value, "memory": memory}
         for result in results
-        for edge, value in result["recall"]
+        for memory, own in (("on", "recall"), ("off", "off"))
+        for edge, value in result.get(own, [])
     ]
-    columns = "config seed distance accuracy floats seconds".split()
+    columns = "config memory seed distance accuracy floats seconds".split()
     out = Path(args.out)
     write_csv(out / "recall.csv", columns, rows + marks)
     draw(out / "recall.png", found, lines, names)
@@ -174,8 +191,11 @@ def report(args, results, configs):
     for config, values in found.items():
         own = [r for r in results if r["config"] == config]
         shown = [spread(values[edge]) if edge in values else "" for edge in names]
-        minutes = f"{statistics.mean(r['seconds'] for r in own) / 60:.1f}"
-        cells.append([config.replace("_", " "), *shown, f"{own[0]['floats']:,}", minutes])
+        cost = ["", ""]
+        if own:
+            minutes = f"{statistics.mean(r['seconds'] for r in own) / 60:.1f}"
+            cost = [f"{own[0]['floats']:,}", minutes]
+        cells.append([config.replace("_", " "), *shown, *cost])
     for config, values in lines.items():
         shown = [f"{values[edge][0]:.2f}" if edge in values else "" for edge in names]
         cells.append([config, *shown, "", ""])

@@ -312,7 +312,7 @@ def test_bad_models_are_refused_in_one_sentence_and_leave_nothing(small, tmp_pat
     missing = "transformer.h.1.mlp.c_fc.weight"
     out = tmp_path / "out"
     for args, said in (
-        ([broken("llama", {"model_type": "llama"})], "llama"),
+        ([broken("bert", {"model_type": "bert"})], "of a 'bert'"),
         ([broken("relu", {"activation_function": "relu"})], "activation_function"),
         ([broken("lacks", drop=missing)], "h.1.mlp.c_fc.weight"),
         ([broken("sizes", {"n_embd": 32})], "wte.weight"),
@@ -344,7 +344,7 @@ def test_bad_models_are_refused_in_one_sentence_and_leave_nothing(small, tmp_pat
         assert said in stopped.value.code and "\n" not in stopped.value.code
         assert not out.exists() and not list(tmp_path.glob(".out*"))
     assert not (tmp_path / "was-run").exists()
-    assert "exists already" in run_convert(hf, tmp_path / "llama", ok=False)
+    assert "exists already" in run_convert(hf, tmp_path / "bert", ok=False)
 
 
 @pytest.mark.parametrize("back", [False, True])

@@ -244,6 +244,7 @@ TRAINED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", TRAINED)
 def test_a_memory_file_of_a_trained_llama_answers_as_the_memory_itself(data_bin, arch, tmp_path):
     model = ["--arch", arch, *SIZES, *TRAINED[arch]]

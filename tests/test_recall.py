@@ -394,7 +394,7 @@ def test_the_rows_differ_in_their_memory_alone():
     for path in sorted(CONFIGS.glob("*.yaml")):
         config = yaml.safe_load(path.read_text())
         assert config["checkpoint"].pop("save_dir") == f"checkpoints/recall/{path.stem}"
-        own = ("_name", "stm", "ltm", "cmem", "compression")
+        own = ("_name", "stm", "ltm", "cmem", "compression", "infini")
         config["model"] = {k: v for k, v in config["model"].items() if not k.startswith(own)}
         shared.append(config)
     assert len(shared) > 1 and all(config == shared[0] for config in shared)
@@ -441,8 +441,12 @@ def test_the_figure_shows_every_config_with_chance_and_window(experiment):
         }
         for seed in (2, 1) for config in configs
     ]  # fmt: skip
+    for result in results:
+        if result["config"] == "infinite_former":
+            result["off"] = [[8, 12.0]]
     args.out.mkdir()
     text = module.report(args, results, configs)
+    assert "| infinite former, memory off | 12.00 ± 0.00 |  |  |  |  |  |" in text
     assert "| recalled, % | < 8 | 8–16 | 16–32 | 32–64 | floats | minutes |" in text
     assert (
         "| transformer xl | 51.50 ± 0.71 | 30.00 ± 0.00 | 34.00 ± 0.00 |  | 1,234 | 1.0 |" in text
@@ -451,7 +455,8 @@ def test_the_figure_shows_every_config_with_chance_and_window(experiment):
     assert (args.out / "recall.png").read_bytes()[:4] == b"\x89PNG"
     with open(args.out / "recall.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len([r for r in rows if r["seed"]]) == 2 * 2 * 3
+    assert len([r for r in rows if r["memory"] == "on"]) == 2 * 2 * 3
+    assert len([r for r in rows if r["memory"] == "off"]) == 2
     known = {(r["config"], r["distance"]): float(r["accuracy"]) for r in rows if not r["seed"]}
     assert {name for name, _ in known} == {"chance", "window of 16"}
     assert known["chance", "8"] == 20 and known["window of 16", "8"] == 100

@@ -2,6 +2,7 @@
 
     fairseq-inf-import gpt2 imported/gpt2          # from Hugging Face's hub
     fairseq-inf-import FOLDER imported/mine --arch infinite_former_lm_gpt2
+    fairseq-inf-import FILE.gguf imported/llama
     fairseq-inf-import --back checkpoints/mine/checkpoint_best.pt FOLDER --dict dict.txt
 
 OUTPUT gets checkpoint.pt, dict.txt and the encoding, if the model has it, so that
@@ -49,16 +50,13 @@ def convert(args: argparse.Namespace, flags: list[str], folder: Path) -> str:
     ids = token_ids(Dictionary.load(str(path)), words, end, args.dict or path)
     state = layout.to_ours(source.tensors, config, ids)
     arch = args.arch or f"{layout.name}_lm"
-    sizes = layout.flags(config)
-    positions = int(sizes[sizes.index("--decoder-positions") + 1])
-    length = ["--tokens-per-sample", str(min(512, positions))]
-    cfg, task, model = build(layout, arch, sizes + length + flags, folder)
+    cfg, task, model = build(layout, arch, config, flags, folder)
     try:
         model.load_state_dict(state, strict=True)
     except RuntimeError:
         raise Failure(
-            f"{source.path} does not fit the flags that were given: those of the model's own "
-            "sizes come from its config.json, leave them out"
+            f"{source.path} does not fit the flags that were given: the model's own sizes come "
+            "from its config.json, leave them out"
         ) from None
     if source.encoding:
         for name, content in source.encoding.items():
@@ -68,7 +66,7 @@ def convert(args: argparse.Namespace, flags: list[str], folder: Path) -> str:
     count = sum(x.numel() for x in model.parameters())
     return (
         f"wrote {arch} with {count:,} parameters to {args.output}/checkpoint.pt and "
-        f"{args.output}/dict.txt\nIts sizes, for fairseq-train: {' '.join(sizes)}"
+        f"{args.output}/dict.txt\nIts sizes, for fairseq-train: {' '.join(layout.flags(config))}"
     )
 
 
@@ -127,7 +125,7 @@ def main() -> None:
     head = __doc__.splitlines()[0].split(": ")
     parser = argparse.ArgumentParser(prog=head[0], description=head[1])
     parser.add_argument(
-        "source", metavar="SOURCE", help="folder or hub name of a model; with --back, a checkpoint"
+        "source", metavar="SOURCE", help="folder, hub name or .gguf file; with --back, a checkpoint"
     )
     parser.add_argument("output", type=Path, metavar="OUTPUT", help="folder to make")
     parser.add_argument("--arch", help="architecture of the checkpoint (that of the host alone)")

@@ -5,7 +5,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import sentencepiece
 
@@ -13,7 +13,8 @@ from fairseq_inf.errors import Failure
 
 
 class Encoding(Protocol):
-    name: str  # in documents.json
+    name: ClassVar[str]  # in documents.json
+    files: ClassVar[tuple[str, ...]]  # that `save` leaves in a folder
     path: Path  # what it was made of: a class and this path are an encoding in another process
 
     def __init__(self, path: Path) -> None: ...
@@ -38,7 +39,8 @@ class Encoding(Protocol):
 class SentencePiece:
     """Tokens are the pieces of a SentencePiece model."""
 
-    name = "sentencepiece"
+    name: ClassVar[str] = "sentencepiece"
+    files: ClassVar[tuple[str, ...]] = ("spm.model",)
     # Bytes in any case: a line break, and the character that means a space inside a piece.
     AS_BYTES = {"\n": ["<0x0A>"], "\u2581": ["<0xE2>", "<0x96>", "<0x81>"]}
 
@@ -77,7 +79,8 @@ class SentencePiece:
 class GPT2:
     """Tokens are the ids of GPT-2's byte pair encoding, in digits."""
 
-    name = "gpt2"
+    name: ClassVar[str] = "gpt2"
+    files: ClassVar[tuple[str, ...]] = ("encoder.json", "vocab.bpe")
 
     def __init__(self, path: Path) -> None:
         """path: of a folder with encoder.json and vocab.bpe"""
@@ -129,8 +132,91 @@ class GPT2:
         return self.bpe.decode([int(token) for token in tokens if token.isdigit()])
 
     def save(self, folder: Path) -> None:
-        for name in ("encoder.json", "vocab.bpe"):
+        for name in self.files:
             shutil.copyfile(self.path / name, folder / name)
+
+
+class Tokenizers:
+    """Tokens are the ids of a tokenizer.json of Hugging Face's, in digits.
+
+    No blank is put in front of a text, and no text is a special token.  Where \u2581 means a
+    blank, as in Llama 2's, a text's own \u2581 comes back as one.
+    """
+
+    name: ClassVar[str] = "tokenizers"
+    files: ClassVar[tuple[str, ...]] = ("tokenizer.json",)
+    PROBE = "The  end?\n\n\tOn 1,024 <pages>, it's\u00a0'né' 🧠 \r\n  x \n"
+
+    def __init__(self, path: Path) -> None:
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise Failure(f"{path} needs pip install 'fairseq_inf[pretrained]'.") from None
+        self.path = path
+        try:
+            settings = json.loads(path.read_text("utf-8"))
+            for name in ("normalizer", "pre_tokenizer", "decoder"):
+                settings[name] = _without_prefix(settings.get(name))
+            self.model = Tokenizer.from_str(json.dumps(settings))
+        except Exception:  # tokenizers raises that very class
+            raise Failure(f"{path} is damaged, or of newer tokenizers than are here.") from None
+        self.model.encode_special_tokens = True  # as the text that they are
+        self.model.no_truncation()
+        self.model.no_padding()
+        [whole] = self.encode(self.PROBE)
+        at = self.border(self.PROBE, 1)
+        parts = [*self.encode(self.PROBE[:at]), *self.encode(self.PROBE[at:])]
+        if self.decode(whole) != self.PROBE or sum(parts, []) != whole:
+            raise Failure(f"{path} does not give a text back as it was: it cannot be used.")
+
+    def dictionary(self) -> str:
+        """The folder's own dictionary where there is one, as pretrained models need it.  It may
+        lack special tokens, one of which </s> stands for."""
+        tokens = set(self.model.get_vocab().values())
+        special = {i for i, x in self.model.get_added_tokens_decoder().items() if x.special}
+        path = self.path.with_name("dict.txt")
+        text = (
+            path.read_text("utf-8")
+            if path.exists()
+            else "".join(f"{i} 1\n" for i in sorted(tokens))
+        )
+        if not {line.split(" ")[0] for line in text.splitlines()} >= {
+            str(i) for i in tokens - special
+        }:
+            raise Failure(f"{path} lacks tokens of {self.path}: they do not belong together.")
+        return text
+
+    def encode(self, text: str) -> Iterator[list[str]]:
+        yield [str(i) for i in self.model.encode(text, add_special_tokens=False).ids]
+
+    def border(self, text: str, start: int) -> int:
+        """Behind a letter or digit: what stands before a line break may be one token with it."""
+        for at in range(len(text) - 1, max(start, 1) - 1, -1):
+            if text[at].isspace() and text[at - 1].isalnum():
+                return at
+        return -1
+
+    def decode(self, tokens: list[str]) -> str:
+        ids = [int(token) for token in tokens if token.isdigit()]
+        return self.model.decode(ids, skip_special_tokens=False)
+
+    def save(self, folder: Path) -> None:
+        shutil.copyfile(self.path, folder / "tokenizer.json")
+
+
+def _without_prefix(step: Any) -> Any:
+    """A step of a tokenizer.json without what puts a blank in front of a text, or takes it away."""
+    if isinstance(step, list):
+        return [part for x in step if (part := _without_prefix(x)) is not None]
+    if not isinstance(step, dict):
+        return step
+    if step.get("type") in ("Prepend", "Strip"):
+        return None
+    never = {"prepend_scheme": "never", "add_prefix_space": False}
+    return {name: never.get(name, _without_prefix(x)) for name, x in step.items()}
+
+
+ENCODINGS: dict[str, type[Encoding]] = {x.name: x for x in (SentencePiece, GPT2, Tokenizers)}
 
 
 def load_encoding(folder: str | Path) -> Encoding | None:
@@ -140,13 +226,13 @@ def load_encoding(folder: str | Path) -> Encoding | None:
     if not summary.is_file():
         return None
     try:
-        name = json.loads(summary.read_text())["encoding"]
-    except (ValueError, KeyError):
+        kind = ENCODINGS[json.loads(summary.read_text())["encoding"]]
+    except (ValueError, KeyError, TypeError):
         raise Failure(f"{summary} is damaged: prepare the data again.") from None
-    for file in ("encoder.json", "vocab.bpe") if name == "gpt2" else ("spm.model",):
+    for file in kind.files:
         if not Path(folder, file).is_file():
             raise Failure(f"{Path(folder, file)} is missing: prepare the data again.")
-    return GPT2(folder) if name == "gpt2" else SentencePiece(folder / "spm.model")
+    return kind(folder if len(kind.files) > 1 else folder / kind.files[0])
 
 
 class LineEncoding:

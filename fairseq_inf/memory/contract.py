@@ -14,6 +14,10 @@ it has none.  There are two ways to D:
 
 What a memory keeps is a State: tensors with the rows first, of the same shape and kind for ever,
 zeros when it is empty.  It is a value: `write` returns another one.
+
+With each segment a layer calls `write`, then `contents` and `read`, or `slots`, then `observe`;
+before all layers the decoder calls `plan`.  With each generated token it calls `read` alone, with
+the `contents` of the last segment's border.  CONTRIBUTING.md has a whole memory as an example.
 """
 
 from __future__ import annotations
@@ -47,10 +51,11 @@ class HostAttention(Protocol):
 
 @dataclass(kw_only=True)
 class Plan:
-    """What a write does to each row, in numbers that the CPU knows.  A memory may add to it."""
+    """What a write does to each row.  A memory adds what its `write` needs, in a subclass with
+    @dataclass(kw_only=True); `slots` and `held` are for memories that have slots."""
 
     filled: Tensor  # B, bool: the memory is not empty afterwards
-    slots: int = 0  # the most slots that a row shows afterwards
+    slots: int = 0  # the most slots that a row shows afterwards, known to the CPU
     held: Sequence[int] = ()  # how many each row shows, at the right end
 
 
@@ -77,11 +82,16 @@ class Encounter:
 
 
 class LongTermMemory(nn.Module):
-    """Base of every memory.  `initial_state`, `plan` and `write` must be there, and `contents` with
-    `read` or `slots`; the rest has a default."""
+    """Base of every memory.
+
+    There must be `initial_state`, `plan`, `write` and `start_silent`; besides, either `contents`
+    and `read`, or `has_slots`, `num_slots` and `slots`; `look` if it `observes`.  The rest has a
+    default.  An empty memory must add exactly nothing, so that maps of values have no bias, and
+    every parameter must have a gradient in every step, also then (`take_part`).
+    """
 
     has_slots = False  # whether it is read as further keys of the host's attention
-    num_slots = 0  # C
+    num_slots = 0  # C, for ever; those of a row that are real may be fewer
     observes = False  # whether a state depends on where the last segment has looked
     output: nn.Module | None  # W^M; None, as it is unless set: the host's W^O
 
@@ -90,16 +100,20 @@ class LongTermMemory(nn.Module):
         self.register_module("output", None)
 
     def initial_state(self, rows: int, device: Any = None, dtype: Any = None) -> State:
-        """An empty memory: zeros."""
+        """An empty memory: zeros in every tensor, the rows first.  dtype: of the model's weights,
+        which may be half precision, too coarse for sums over a long stream."""
         raise NotImplementedError
 
     def plan(self, counts: Sequence[int], state: Any) -> Any:
-        """counts: how many vectors each row takes.  -> Plan, made once a segment for all layers
-        with the same `plan_key`"""
+        """counts: how many vectors each row takes, 0 or more.  state: before the write, of the
+        first of all layers with the same `plan_key`, so that a plan may depend on its counters,
+        which these layers have in common, and not on what one of them has stored.
+        -> Plan, made once a segment for all of them"""
         raise NotImplementedError
 
     def plan_key(self) -> Hashable:
-        """Layers of one class with equal keys have the same plans."""
+        """Layers of one class with equal keys have the same plans: the settings that `plan` looks
+        at.  By default each layer has its own."""
         return id(self)
 
     def write(
@@ -110,44 +124,54 @@ class LongTermMemory(nn.Module):
         attention: HostAttention | None = None,
         key: Tensor | None = None,
     ) -> tuple[State, Any]:
-        """vectors: B x W x e, of which a row takes the last as its plan says.  key: B, a hash of
-        all that was read, to draw random numbers from.  -> state, what `losses` wants of it"""
+        """vectors: B x W x e, W from 0 on, of which a row takes the last `counts[row]` that its
+        plan was made for; those before them mean nothing.  Called for every segment, also where no
+        row takes any.  Vectors and state are to be detached here, since the gradient ends with the
+        segment.  key: B, a hash of all that was read, to draw random numbers from.
+        -> state, what `losses` wants of it (None if nothing)"""
         raise NotImplementedError
 
     def contents(self, state: Any, attention: HostAttention | None, dtype: torch.dtype) -> Any:
-        """What `read` needs of the state, whatever the query: tensors with the rows first, in
-        tuples or a State.  It is kept while tokens are generated."""
+        """What `read` needs of the state, whatever the query, in the dtype of the activations: a
+        tensor with the rows first, a tuple of such, or a State.  It is kept while tokens are
+        generated, and its rows change places with those of a beam."""
         raise NotImplementedError
 
     def read(self, query: Tensor, own: Tensor, contents: Any) -> tuple[Tensor, Any]:
-        """query: B x H x T x d, without positions, of a segment or of one token.  own: what the
-        host's attention finds, alike.  -> D: B x H x T x d, and what the memory has seen"""
+        """query: B x H x T x d, without positions, of a segment or of one token.  own: A, what the
+        host's attention finds, alike.  -> D: B x H x T x d, exactly 0 for rows whose memory is
+        empty, and what the memory has seen, for `observe`, `losses` and `logs` (None if nothing)"""
         raise NotImplementedError
 
     def look(self, query: Tensor, state: Any) -> Any:
-        """Only what `read` has seen, for a memory that observes."""
+        """Only what `read` would have seen: for a memory that observes, where a segment is read
+        without output."""
         raise NotImplementedError
 
     def slots(self, state: Any) -> tuple[Tensor, Tensor]:
-        """-> B x C x e, the newest at the right end, and how many of them are real: B"""
+        """Vectors as the host's attention takes them, before its maps of keys and values.
+        -> B x C x e, the newest at the right end, and how many of them are real: B"""
         raise NotImplementedError
 
     def observe(self, state: Any, seen: Any, mask: Tensor | None) -> State:
-        """The state after a segment has looked.  mask: B x T, true for real tokens."""
+        """The state after a segment has looked.  mask: B x T, true for real tokens; None if all
+        are."""
         return state
 
     def losses(self, met: Encounter) -> dict[str, Tensor]:
-        """Sums over tokens of what is learned beside the likelihood, by name.  The criterion has
-        a weight and a line of the log for each."""
+        """Sums over tokens of what is learned beside the likelihood, by name; those of all layers
+        are added.  The criterion has a weight for each, 1 for a name that it does not know, and a
+        line of the log."""
         return {}
 
     def logs(self, met: Encounter) -> dict[str, tuple[Tensor, Tensor]]:
-        """What the log shows, by name: a sum, and of how many."""
+        """What the log shows, by name: a sum, and of how many; without a gradient."""
         return {}
 
     def start_silent(self, layer: int, layers: int) -> None:
-        """Add exactly nothing at first, so that a pretrained host starts as it was: a W^M of
-        zeros."""
+        """Add exactly nothing at first, so that a pretrained host starts as it was: an `output`
+        that is a W^M of zeros, made here if there was none.  Called by such hosts when all layers
+        are built.  layer: from 0 to layers - 1."""
         raise NotImplementedError
 
 

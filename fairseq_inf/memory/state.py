@@ -35,7 +35,9 @@ def _flatten(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 
 @dataclass
 class State:
-    """Base of every memory's state.  Each tensor, at any depth, has the rows first."""
+    """Base of every memory's state: a @dataclass of tensors, states and tuples of them.  Each
+    tensor, at any depth, has the rows first.  Whole numbers in that of a memory are counters of
+    vectors, from 0 to the tokens that were read."""
 
     def map(self: Own, fn: Callable[[Tensor], Tensor]) -> Own:
         """The same state with fn applied to every tensor."""

@@ -1,5 +1,6 @@
 """The ∞-former: a continuous long-term memory of what leaves the short-term memory."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -10,6 +11,8 @@ from fairseq_inf.memory import ContinuousMemory, GibbsMemory, SignalMemory
 
 from .flags import numbers, setting, told_by_flags
 from .memory_lm import MemoryLM, MemoryLMConfig, register
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -55,9 +58,9 @@ class InfiniteFormerConfig(MemoryLMConfig):
 @register(
     "infinite_former_lm",
     InfiniteFormerConfig,
-    wt103={"ltm_basis": 150, "ltm_widths": "0.01,0.05"},
+    wt103={"ltm_basis": 150, "ltm_widths": "0.01,0.05", "ltm_tau": 0.5},
     sorting={"ltm_basis": 1024, "ltm_widths": "0.01,0.05", "ltm_tau": 0.75},
-    gpt2={"ltm_basis": 512, "ltm_widths": "0.005,0.01"},
+    gpt2={"ltm_basis": 512, "ltm_widths": "0.005,0.01", "ltm_tau": 0.5},
 )
 class InfiniteFormerLM(MemoryLM):
     @classmethod
@@ -71,6 +74,8 @@ class InfiniteFormerLM(MemoryLM):
             widths = [1 / cfg.ltm_basis]
         else:
             widths = numbers(cfg.ltm_widths, "--ltm-widths (auto, or 0.01,0.05)", float)
+        if cfg.ltm_schedule == "uniform" and cfg.ltm_tau is not None:
+            logger.info(f"--ltm-tau {cfg.ltm_tau} is the ceiling of the uniform schedule")
         layers = set(range(cfg.decoder_layers))
         if cfg.ltm_layers is not None:
             chosen = set(numbers(cfg.ltm_layers, "--ltm-layers", int))

@@ -92,7 +92,8 @@ class MemoryLM(FairseqLanguageModel):
 
     @classmethod
     def build_memory(cls, cfg: Any) -> Callable[[int], LongTermMemory | None]:
-        """-> layer number -> its long-term memory, or None for a layer without one"""
+        """-> layer number -> its long-term memory, a new one each, or None for a layer without
+        one.  `flags.told_by_flags` turns the arguments in its errors into flags."""
         return lambda number: None
 
     @classmethod
@@ -268,9 +269,13 @@ def check_cutoff(cutoff: list[int], flag: str, dictionary: Any) -> None:
 def register(
     name: str, config: type[MemoryLMConfig], **settings: dict[str, Any]
 ) -> Callable[[type[MemoryLM]], type[MemoryLM]]:
-    """Register a model, and its architectures for the sizes of every host.
+    """Register a model as --arch `name`, and as `name`_wt103, `name`_gpt2 and so on for the sizes
+    of every host.
 
-    settings: of the memory, by the suffix of the architecture or by the name of the host.
+    config: MemoryLMConfig with the fields of the memory, each of which is a flag, and something
+    that a saved memory depends on.
+    settings: of the memory in an architecture, by its suffix (wt103={"field": value}), or by the
+    name of the host, for all of its sizes that have none of their own.
     """
 
     def decorate(cls: type[MemoryLM]) -> type[MemoryLM]:

@@ -17,13 +17,16 @@ import fairseq_inf.models
 import fairseq_inf.tasks.long_sequence_lm
 from fairseq_inf.data.encoding import Failure
 
-from .layout import Layout
+from .layout import Config, Layout
 
 PLUGIN = Path(fairseq_inf.models.__file__).parent.parent
 
 
-def build(layout: Layout, arch: str, flags: list[str], data: Path) -> tuple[Any, Any, Any]:
-    """-> configuration, task and model.  data: the folder with dict.txt"""
+def build(
+    layout: Layout, arch: str, config: Config, flags: list[str], data: Path
+) -> tuple[Any, Any, Any]:
+    """-> configuration, task and model.  config: of the pretrained model.  flags: further ones.
+    data: the folder with dict.txt"""
     settings = argparse.Namespace()
     if arch in ARCH_CONFIG_REGISTRY:
         ARCH_CONFIG_REGISTRY[arch](settings)
@@ -32,7 +35,9 @@ def build(layout: Layout, arch: str, flags: list[str], data: Path) -> tuple[Any,
         raise Failure(f"--arch {arch} is not a {layout.title}: {known}")
     words = [str(data), "--user-dir", str(PLUGIN), "--task", "long_sequence_lm", "--arch", arch]
     words += ["--stream-layout", "documents", "--criterion", "cross_entropy_with_kl"]
-    words += ["--optimizer", "adam", *flags]
+    words += ["--optimizer", "adam", *layout.flags(config)]
+    words += lengths(getattr(settings, "stm_length", 0), layout.get(config, "decoder_positions"))
+    words += flags
     with warnings.catch_warnings(), tempfile.TemporaryFile("w+") as said:
         warnings.simplefilter("ignore")  # of fairseq's use of hydra
         try:
@@ -48,6 +53,13 @@ def build(layout: Layout, arch: str, flags: list[str], data: Path) -> tuple[Any,
             raise Failure(f"{flag} is not {layout.title}'s: leave it out")
     task = tasks.setup_task(cfg.task)
     return cfg, task, task.build_model(cfg.model)
+
+
+def lengths(stm: int, positions: int) -> list[str]:
+    """A segment, and a short-term memory if there is one, that the model has positions for."""
+    length = min(512, positions // 2 if stm else positions)
+    words = ["--tokens-per-sample", str(length)]
+    return [*words, "--stm-length", str(min(stm, positions - length))] if stm else words
 
 
 def save_checkpoint(path: Path, cfg: Any, task: Any, model: torch.nn.Module, data: Path) -> None:

@@ -74,6 +74,13 @@ def rate(theirs: str, ours: str, default: float) -> Field:
     return Field(theirs, ours, default, "at least 0 and below 1", good)
 
 
+def positive(theirs: str, ours: str, default: float) -> Field:
+    def good(x: Any) -> bool:
+        return isinstance(x, int | float) and x > 0
+
+    return Field(theirs, ours, default, "above 0", good)
+
+
 @dataclass(frozen=True)
 class Layout:
     name: str  # model_type of config.json, and --decoder-host
@@ -89,9 +96,11 @@ class Layout:
     tied: bool  # whether the head is the embedding, where config.json doesn't say
     end: int  # eos_token_id, where config.json doesn't say
     settings: Mapping[str, str] = field(default_factory=dict)  # of ours, as `fixed` of theirs
+    tidy: Callable[[Config], Config] = lambda config: config  # to one spelling of the fields
 
     def check(self, config: Config, path: Path) -> Config:
         """-> the config with all fields that are needed, each of them possible"""
+        config = self.tidy(config)
         for name, value in self.fixed.items():
             if config.get(name, value) != value:
                 raise Failure(f"{path}: {name} is {config[name]!r}, only {value!r} can be imported")
@@ -106,6 +115,11 @@ class Layout:
         end, words = found["eos_token_id"], found["vocab_size"]
         if not isinstance(end, int) or not 0 <= end < words:
             raise Failure(f"{path}: eos_token_id {end} is not one of the {words} tokens")
+        return found
+
+    def get(self, config: Config, setting: str) -> Any:
+        """-> the value of one of our settings"""
+        [found] = (config[own.theirs] for own in self.fields if own.ours == setting)
         return found
 
     def flags(self, config: Config) -> list[str]:
@@ -130,8 +144,8 @@ class Layout:
     def to_ours(self, tensors: Tensors, config: Config, ids: Tensor) -> Tensors:
         """ids: the token of each word of the dictionary, -1 for words that the model has not"""
         tensors = {name.removeprefix(self.prefix): x for name, x in tensors.items()}
-        [width] = (config[own.theirs] for own in self.fields if own.ours == "decoder_embed_dim")
-        shape, real = (config["vocab_size"], width), ids >= 0
+        width, real = self.get(config, "decoder_embed_dim"), ids >= 0
+        shape = (config["vocab_size"], width)
 
         def rows(words: Tensor) -> Tensor:
             return torch.zeros(len(ids), width).index_put((real,), words[ids[real]])

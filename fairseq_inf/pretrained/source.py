@@ -1,4 +1,5 @@
-"""A pretrained model as it is found: a folder in Hugging Face's layout, or its name at the hub."""
+"""A pretrained model as it is found: a folder in Hugging Face's layout, its name at the hub, or a
+.gguf file."""
 
 import json
 import os
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from fairseq_inf.data.encoding import Failure
 
 from . import LAYOUTS
+from .gguf_file import is_gguf, read_gguf
 from .layout import Config, Layout, Tensors
 
 WHOLE, SHARDS, PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
@@ -29,16 +31,25 @@ class Source:
 
 
 def read_source(name: str) -> Source:
+    path = Path(name)
+    if is_gguf(path):
+        config, tensors, encoding = read_gguf(path)
+        layout = find_layout(config, path)
+        return Source(path, layout, layout.check(config, path), tensors, encoding)
     folder = find_folder(name)
     path = folder / "config.json"
     config = read_json(path, "is it a model of Hugging Face?")
+    layout = find_layout(config, path)
+    config = layout.check(config, path)
+    return Source(folder, layout, config, read_weights(folder), read_encoding(folder, layout))
+
+
+def find_layout(config: Config, path: Path) -> Layout:
     kind = config.get("model_type")
     if kind not in LAYOUTS:
         known = " or ".join(map(repr, LAYOUTS))
         raise Failure(f"{path} is of a {kind!r}: only {known} can be imported")
-    layout = LAYOUTS[kind]
-    config = layout.check(config, path)
-    return Source(folder, layout, config, read_weights(folder), read_encoding(folder, layout))
+    return LAYOUTS[kind]
 
 
 def find_folder(name: str) -> Path:
@@ -46,7 +57,7 @@ def find_folder(name: str) -> Path:
     if os.path.isdir(name):
         return Path(name)
     if os.path.exists(name) or name.startswith((".", "/", "~")):
-        raise Failure(f"{name} is not a folder with config.json and {WHOLE}")
+        raise Failure(f"{name} is not a folder with config.json and {WHOLE}, nor a .gguf file")
     try:
         from huggingface_hub import snapshot_download
     except ImportError:
