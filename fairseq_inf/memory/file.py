@@ -18,7 +18,7 @@ WITHOUT_CHECKSUM = "fairseq_inf memory 1"
 LARGEST = 1e9  # no value of a memory comes near it
 
 
-def save_state(state: State, path: str, fingerprint: str) -> None:
+def save_state(state: State, path: str | os.PathLike[str], fingerprint: str) -> None:
     """Write a state and the fingerprint of the model that made it; never leaves half a file."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
@@ -38,7 +38,7 @@ def save_state(state: State, path: str, fingerprint: str) -> None:
             os.remove(partial)
 
 
-def check_writable(path: str) -> None:
+def check_writable(path: str | os.PathLike[str]) -> None:
     """Raise an error if a file cannot be written there.  A link is followed."""
     folder = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(folder):
@@ -59,7 +59,7 @@ def checksum(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def load_state(path: str, template: Own, fingerprint: str) -> Own:
+def load_state(path: str | os.PathLike[str], template: Own, fingerprint: str) -> Own:
     """Read what `save_state` wrote into the structure of `template` (a state of one row)."""
     from safetensors import SafetensorError, safe_open
 
@@ -107,7 +107,9 @@ def load_state(path: str, template: Own, fingerprint: str) -> Own:
     return state
 
 
-def _check_shapes(path: str, found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+def _check_shapes(
+    path: str | os.PathLike[str], found: dict[str, Tensor], wanted: dict[str, Tensor]
+) -> None:
     if found.keys() != wanted.keys():
         names = sorted(found.keys() ^ wanted.keys())
         raise ValueError(f"memory file {path} does not fit this model: {names[0]} is not in both")
