@@ -8,7 +8,7 @@ import struct
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_decoder import MODELS, make_model, text
+from zoo import MEMORIES, make_model, text
 
 from fairseq_inf.memory import load_state, save_state
 from fairseq_inf.memory.file import SCHEMA, WITHOUT_CHECKSUM, checksum
@@ -18,7 +18,7 @@ LENGTH = 5
 CASES = 2_000  # of each model
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=MEMORIES)
 def memory(request, tmp_path):
     """-> the model's decoder, the reading of a text, its file"""
     decoder = make_model(request.param).decoder
