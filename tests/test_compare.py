@@ -1,47 +1,12 @@
-"""The configs of the comparison, and the table made of them."""
+"""The table that scripts/compare.py makes."""
 
-import argparse
 import re
 import subprocess
 import sys
 
-import pytest
-import yaml
 from conftest import ROOT
-from fairseq.models import ARCH_CONFIG_REGISTRY
 
-import fairseq_inf.models  # noqa: F401  (registers the architectures)
-
-ROWS = [
-    "compressive_transformer",
-    "infini_attention",
-    "infinite_former",
-    "infinite_former_sticky",
-    "transformer_xl",
-]
 CONFIGS = ROOT / "examples" / "wikitext103" / "config"
-
-
-@pytest.mark.parametrize("scale", ["paper", "small"])
-def test_the_rows_differ_in_their_memory_alone(scale):
-    paths = sorted((CONFIGS / scale).glob("*.yaml"))
-    assert [path.stem for path in paths] == ROWS
-    shared = []
-    for path in paths:
-        config = yaml.safe_load(path.read_text())
-        config["checkpoint"].pop("save_dir")
-        own = ("_name", "ltm", "cmem", "compression", "infini")
-        config["model"] = {k: v for k, v in config["model"].items() if not k.startswith(own)}
-        shared.append(config)
-    assert all(config == shared[0] for config in shared)
-
-
-@pytest.mark.parametrize("row", ROWS)
-def test_a_config_of_the_paper_says_what_its_architecture_says(row):
-    model = yaml.safe_load((CONFIGS / "paper" / f"{row}.yaml").read_text())["model"]
-    args = argparse.Namespace()
-    ARCH_CONFIG_REGISTRY[model.pop("_name") + "_wt103"](args)
-    assert {**vars(args), "dropout": 0.1, **{k: True for k in model if k == "ltm_sticky"}} == model
 
 
 def compare(data, out, *args):

@@ -1,6 +1,5 @@
 """GPT-2 as a host: parity with Hugging Face's, import and its way back, fine-tuning."""
 
-import argparse
 import contextlib
 import io
 import json
@@ -13,10 +12,8 @@ import sys
 import naive
 import pytest
 import torch
-import yaml
 from conftest import ROOT, TASK, TRAIN, evaluate, fairseq, load, result, tool
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
-from fairseq.models import ARCH_CONFIG_REGISTRY
 from safetensors.torch import load_file, save_file
 from test_decoder import assert_equal
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -34,7 +31,6 @@ SIZES = (
 ).split()
 INFINITE = ["--arch", "infinite_former_lm_gpt2", "--ltm-basis", "16", "--ltm-widths", "0.05,0.2"]
 CONFIGS = ROOT / "examples" / "gpt2" / "config"
-ROWS = ["compressive_transformer", "gpt2", "infinite_former", "infinite_former_sticky"]
 PAIR = ("gpt2", "infinite_former")
 INFINI = ["--arch", "infini_attention_lm_gpt2", "--infini-update", "delta"]
 COMPRESSIVE = ["--arch", "compressive_transformer_lm_gpt2", "--cmem-length", "8"]
@@ -510,44 +506,6 @@ def test_plain_data_of_a_corpus_may_train_a_gpt2_from_scratch(data_bin, tmp_path
 
 
 # the configs, by hydra
-
-
-@pytest.mark.parametrize("scale", ["paper", "small"])
-def test_the_rows_of_a_table_differ_in_their_memory_alone(scale):
-    paths = sorted((CONFIGS / scale).glob("*.yaml"))
-    assert [path.stem for path in paths] == ROWS
-    shared, rates = [], []
-    alone = yaml.safe_load((CONFIGS / scale / "gpt2.yaml").read_text())
-    for path in paths:
-        config = yaml.safe_load(path.read_text())
-        config["checkpoint"].pop("save_dir")
-        own = ("_name", "ltm", "cmem", "compression")
-        config["model"] = {k: v for k, v in config["model"].items() if not k.startswith(own)}
-        optimizer = config.pop("optimizer")
-        scheduler = config.pop("lr_scheduler")
-        if optimizer["_name"] == "composite":
-            rates.append(optimizer["groups"]["memory"]["lr_float"])
-            host = optimizer["groups"]["default"]
-            assert [host["lr_float"]] == config["optimization"]["lr"]
-            assert host["optimizer"] == alone["optimizer"]
-            assert host["lr_scheduler"] == alone["lr_scheduler"]
-            assert scheduler == {"_name": "pass_through"}
-        shared.append(config)
-    assert all(config == shared[0] for config in shared)
-    assert len(set(rates)) == 1
-
-
-@pytest.mark.parametrize("row", ROWS)
-def test_a_config_of_the_paper_says_what_its_architecture_says(row):
-    model = yaml.safe_load((CONFIGS / "paper" / f"{row}.yaml").read_text())["model"]
-    args = argparse.Namespace()
-    name = model.pop("_name")
-    ARCH_CONFIG_REGISTRY[{"transformer_xl_lm": "gpt2_lm"}.get(name, f"{name}_gpt2")](args)
-    # the paper's, which the architecture leaves out: it is unbounded by itself
-    assert model.pop("ltm_threshold", None) == (2048 if "infinite" in row else None)
-    assert model.pop("ltm_sticky", False) == row.endswith("sticky")
-    expected = {**vars(args), "decoder_positions": 1024, "dropout": 0.1}
-    assert expected == model
 
 
 @pytest.mark.slow

@@ -16,12 +16,10 @@ import time
 import numpy as np
 import pytest
 import torch
-import yaml
 from conftest import BASELINES, MODEL, ROOT, fairseq, finish, load, start_training, tool
 from fairseq import options, tasks
 from fairseq.data import Dictionary, data_utils, indexed_dataset
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import ARCH_CONFIG_REGISTRY
 
 import fairseq_inf.data.sorting
 import fairseq_inf.tasks.sorting
@@ -512,47 +510,6 @@ def test_prepare_makes_a_folder_for_each_length(tmp_path):
 
 
 # the experiment
-
-
-CONFIGS = ROOT / "examples" / "sorting" / "config"
-ROWS = [
-    "compressive_transformer",
-    "infini_attention",
-    "infinite_former",
-    "infinite_former_sticky",
-    "transformer_xl",
-]
-
-
-@pytest.mark.parametrize("scale", ["paper", "small"])
-def test_the_rows_differ_in_their_memory_alone(scale):
-    paths = sorted((CONFIGS / scale).glob("*.yaml"))
-    assert [path.stem for path in paths] == ROWS
-    shared, memories = [], []
-    for path in paths:
-        config = yaml.safe_load(path.read_text())
-        config["checkpoint"].pop("save_dir")
-        own = ("_name", "ltm", "cmem", "compression", "infini")
-        model = config["model"]
-        # short-term and long-term memory together are as long in every row, but for a matrix,
-        # whose size is the heads'
-        short = model.pop("stm_length")
-        if path.stem == "infini_attention":
-            assert short == config["task"]["tokens_per_sample"]
-        else:
-            memories.append(short + model.get("ltm_basis", 0) + model.get("cmem_length", 0))
-        config["model"] = {k: v for k, v in model.items() if not k.startswith(own)}
-        shared.append(config)
-    assert all(config == shared[0] for config in shared)
-    assert len(set(memories)) == 1
-
-
-@pytest.mark.parametrize("row", ROWS)
-def test_a_config_of_the_paper_says_what_its_architecture_says(row):
-    model = yaml.safe_load((CONFIGS / "paper" / f"{row}.yaml").read_text())["model"]
-    args = argparse.Namespace()
-    ARCH_CONFIG_REGISTRY[model.pop("_name") + "_sorting"](args)
-    assert {**vars(args), **{k: True for k in model if k == "ltm_sticky"}} == model
 
 
 @pytest.fixture

@@ -1,0 +1,128 @@
+"""The configs of the examples, whatever there is in examples/*/config/*/*.yaml."""
+
+import argparse
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from conftest import ROOT
+from fairseq.data import Dictionary
+from fairseq.dataclass.configs import FairseqConfig
+from fairseq.models import ARCH_CONFIG_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
+from fairseq.registry import REGISTRIES
+from fairseq.tasks import TASK_DATACLASS_REGISTRY
+from omegaconf import OmegaConf
+
+import fairseq_inf.models
+import fairseq_inf.tasks.recall
+import fairseq_inf.tasks.sorting  # noqa: F401  (registers models, tasks and the criterion)
+
+EXAMPLES = ROOT / "examples"
+CONFIGS = [str(path.relative_to(EXAMPLES)) for path in sorted(EXAMPLES.glob("*/config/*/*.yaml"))]
+TABLES = sorted({config.rpartition("/")[0] for config in CONFIGS})
+
+MEMORIES = [
+    "compressive_transformer",
+    "infini_attention",
+    "infinite_former",
+    "infinite_former_sticky",
+    "transformer_xl",
+]
+ROWS = {
+    "gpt2": ["compressive_transformer", "gpt2", "infinite_former", "infinite_former_sticky"],
+    "sorting": MEMORIES,
+    "wikitext103": MEMORIES,
+}
+# what the paper's models have that their architectures do not say
+DEFAULTS = {
+    "gpt2": {"dropout": 0.1, "decoder_positions": 1024},
+    "wikitext103": {"dropout": 0.1},
+}
+
+
+def read(config):
+    return yaml.safe_load((EXAMPLES / config).read_text())
+
+
+def read_table(table):
+    """-> the configs in a folder by the names of their rows"""
+    return {path.stem: read(path) for path in sorted((EXAMPLES / table).glob("*.yaml"))}
+
+
+def known(section, name):
+    """-> the dataclass that says which settings a section of a config may have"""
+    if section == "model":
+        return MODEL_DATACLASS_REGISTRY[name]
+    if section == "task":
+        return TASK_DATACLASS_REGISTRY[name]
+    if section in REGISTRIES:
+        return REGISTRIES[section]["dataclass_registry"][name]
+    return FairseqConfig.__annotations__[section]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_config_has_only_settings_that_there_are(config):
+    for section, settings in read(config).items():
+        OmegaConf.merge(OmegaConf.structured(known(section, settings.pop("_name", None))), settings)
+
+
+@pytest.mark.parametrize("config", [config for config in CONFIGS if "/small/" in config])
+def test_a_small_config_makes_a_model_that_takes_its_segments(config):
+    settings = read(config)
+    name = settings["model"].pop("_name")
+    cfg = OmegaConf.merge(
+        OmegaConf.structured(MODEL_DATACLASS_REGISTRY[name]), {**settings["model"], "seed": 1}
+    )
+    task = SimpleNamespace(source_dictionary=Dictionary())
+    model = MODEL_REGISTRY[name].build_model(cfg, task)
+    model.decoder.check_length(settings["task"]["tokens_per_sample"])
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_rows_of_a_table_differ_in_their_memory_alone(table):
+    example, _, scale = table.split("/")
+    folder = "small" if (example, scale) == ("wikitext103", "small") else example
+    rows, shared, rates = read_table(table), [], set()
+    assert list(rows) == ROWS.get(example, list(rows))
+    for row, config in rows.items():
+        assert config["checkpoint"].pop("save_dir") == f"checkpoints/{folder}/{row}"
+        own = ["_name", "ltm", "cmem", "compression", "infini"]
+        if example in ("recall", "sorting"):
+            own.append("stm")
+        config["model"] = {k: v for k, v in config["model"].items() if not k.startswith(tuple(own))}
+        optimizer, scheduler = config.pop("optimizer"), config.pop("lr_scheduler")
+        if optimizer["_name"] == "composite":
+            host, memory = optimizer["groups"]["default"], optimizer["groups"]["memory"]
+            assert scheduler == {"_name": "pass_through"}
+            assert [host["lr_float"]] == config["optimization"]["lr"]
+            rates.add(memory["lr_float"])
+            optimizer, scheduler = host["optimizer"], host["lr_scheduler"]
+        shared.append((config, optimizer, scheduler))
+    assert len(shared) > 1 and all(one == shared[0] for one in shared)
+    assert len(rates) == ("finetune_from_model" in config["checkpoint"])
+
+
+@pytest.mark.parametrize("scale", ["paper", "small"])
+def test_short_and_long_term_memory_together_are_as_long_in_every_row_of_sorting(scale):
+    lengths = set()
+    for row, config in read_table(f"sorting/config/{scale}").items():
+        model = config["model"]
+        if row == "infini_attention":  # a matrix, whose size is the heads'
+            assert model["stm_length"] == config["task"]["tokens_per_sample"]
+        else:
+            lengths.add(sum(model.get(k, 0) for k in ("stm_length", "ltm_basis", "cmem_length")))
+    assert len(lengths) == 1
+
+
+@pytest.mark.parametrize("config", [config for config in CONFIGS if "/paper/" in config])
+def test_a_config_of_the_paper_says_what_its_architecture_says(config):
+    example, _, _, row = config.removesuffix(".yaml").split("/")
+    model = read(config)["model"]
+    suffix = {"wikitext103": "wt103"}.get(example, example)
+    arch = "gpt2_lm" if row == "gpt2" else f"{model['_name']}_{suffix}"
+    args = argparse.Namespace(_name=model["_name"], **DEFAULTS.get(example, {}))
+    ARCH_CONFIG_REGISTRY[arch](args)
+    assert model.pop("ltm_sticky", False) == row.endswith("sticky")
+    if example == "gpt2":  # the paper's: the architecture is unbounded by itself
+        assert model.pop("ltm_threshold", None) == (2048 if "infinite" in row else None)
+    assert vars(args) == model
