@@ -20,7 +20,8 @@ TASK = ["--user-dir", "fairseq_inf", "--task", "long_sequence_lm", "--cpu", "--n
 MODEL = (
     "--arch infinite_former_lm --decoder-layers 2 --decoder-embed-dim 16 "
     "--decoder-ffn-embed-dim 32 --decoder-attention-heads 2 --stm-length 12 "
-    "--ltm-basis 10 --ltm-widths 0.05,0.2 --ltm-sticky"
+    "--ltm-basis 10 --ltm-widths 0.05,0.2 --ltm-sticky "
+    "--ltm-schedule constant --ltm-density gaussian"
 ).split()
 BASELINES = {  # the same sizes with the other memories
     name: ["--arch", name, *MODEL[2 : MODEL.index("--ltm-basis")], *own]

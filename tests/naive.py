@@ -117,7 +117,8 @@ def read_gibbs(memory, query, coefficients, held):
     for p in range(memory.points):
         at = torch.tensor((p + 0.5) / memory.points, dtype=query.dtype)
         x = coefficients.T @ psi(at, centers, widths)
-        x = x / torch.sqrt((x**2).mean() + 1e-6)
+        if memory.normalize:
+            x = x / torch.sqrt((x**2).mean() + 1e-6)
         if hasattr(memory.schedule, "oldest") and memory.schedule.age(at) > held:
             x = torch.zeros_like(x)  # nothing has come to be so old
         signal.append(x)

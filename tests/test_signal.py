@@ -23,6 +23,7 @@ def make(kind=GibbsMemory, double=True, num_basis=12, **kwargs):
         {"schedule": "uniform", "tau": 0.6},
         {"schedule": "uniform", "samples": 40, "ridge": 0.01, "points": 7},
         {"schedule": "logarithmic", "oldest": 200},
+        {"schedule": "uniform", "normalize": False},
     ],
     ids=str,
 )

@@ -22,17 +22,15 @@ SIZES = {
 MEMORIES = {
     "infinite_former": (
         "infinite_former_lm",
-        {"ltm_basis": 8, "ltm_widths": "0.05,0.2", "ltm_sticky": True},
-    ),
-    "gibbs": (
-        "infinite_former_lm",
         {
             "ltm_basis": 8,
-            "ltm_widths": "auto",
-            "ltm_schedule": "uniform",
-            "ltm_density": "gibbs",
+            "ltm_widths": "0.05,0.2",
+            "ltm_sticky": True,
+            "ltm_schedule": "constant",
+            "ltm_density": "gaussian",
         },
     ),
+    "gibbs": ("infinite_former_lm", {"ltm_basis": 8}),
     "compressive_transformer": (
         "compressive_transformer_lm",
         {"cmem_length": 5, "compression_rate": 3},

@@ -36,8 +36,9 @@ class GibbsDensity:
 class GibbsMemory(SignalMemory):
     """z = sum over D points t of p(t) V X(t), p(t) ~ exp(q . K X(t) / sqrt(d)).
 
-    A mean of many vectors is shorter than a vector: each X(t) is brought to unit root mean square
-    first.  Points at the middles (p - 1/2) / D; where nothing has come to yet they are zeros.
+    A mean of many vectors is shorter than a vector: with `normalize` each X(t) is brought to unit
+    root mean square first, which points better; without, all of them together still count what was
+    stored.  Points at the middles (p - 1/2) / D; where nothing has come to yet they are zeros.
     """
 
     places: Tensor  # D
@@ -51,6 +52,7 @@ class GibbsMemory(SignalMemory):
         widths: Sequence[float] = (0.01, 0.05),
         *,
         points: int | None = None,
+        normalize: bool = True,
         bins: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -59,17 +61,18 @@ class GibbsMemory(SignalMemory):
         if points < 1:
             raise SettingError(f"{{points}} must be positive, got {points}")
         super().__init__(dim, num_heads, num_basis, widths, bins=points, **kwargs)
-        self.points = points
+        self.points, self.normalize = points, normalize
         places = (torch.arange(points, dtype=torch.float64) + 0.5) / points
         self.register_buffer("places", places, persistent=False)
         self.register_buffer("at_points", self.basis.evaluate(places), persistent=False)
 
     def signal(self, state: ContinuousState) -> Tensor:
-        """X(t) at the points, at unit root mean square.  -> B x D x e"""
+        """X(t) at the points.  -> B x D x e"""
         exact = state.coefficients.dtype
         with torch.autocast(state.coefficients.device.type, enabled=False):
             x = self.at_points.to(exact) @ state.coefficients
-            x = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + 1e-6)
+            if self.normalize:
+                x = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + 1e-6)
             if isinstance(self.schedule, Logarithmic):
                 reached = self.schedule.age(self.places) <= state.tokens[:, None]
                 x = x * reached[..., None]

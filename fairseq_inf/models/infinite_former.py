@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 class InfiniteFormerConfig(MemoryLMConfig):
     ltm_basis: int = setting(256, "basis functions of the long-term memory, N")
     ltm_widths: str = setting(
-        "0.01,0.05", "widths of the basis functions, which share them evenly; auto: one of 1/N"
+        "auto", "widths of the basis functions, which share them evenly; auto: one of 1/N"
     )
     ltm_tau: Optional[float] = setting(
         None, "share of the signal that the past is contracted to (default: 0.5); "
@@ -37,30 +37,37 @@ class InfiniteFormerConfig(MemoryLMConfig):
     )
     ltm_threshold: int = setting(0, "forget everything after this many vectors; 0 for never")
     ltm_schedule: ChoiceEnum(["constant", "uniform", "logarithmic"]) = setting(
-        "constant", "how the past is contracted: to tau at each write, as the paper does; so that "
+        "uniform", "how the past is contracted: to tau at each write, as the paper does; so that "
         "all of it has the same room; or room in proportion to 1 / age", before="constant",
     )  # fmt: skip
     ltm_oldest: int = setting(
         1_000_000, "age in tokens that a logarithmic schedule loses", before=1_000_000
     )
     ltm_density: ChoiceEnum(["gaussian", "gibbs"]) = setting(
-        "gaussian", "how a query reads: through one Gaussian, or exp(q . k(t)) over all of time",
+        "gibbs", "how a query reads: through one Gaussian, or exp(q . k(t)) over all of time",
         before="gaussian",
     )  # fmt: skip
     ltm_points: Optional[int] = setting(
         None, "points of the signal that a Gibbs density is over, D (default: 2N)", before=None
     )
+    ltm_raw: bool = setting(
+        False, "read the points of the signal as long as they are, and not at unit length: a Gibbs "
+        "density then counts better, and points worse", before=False,
+    )  # fmt: skip
     ltm_silent: bool = setting(
         False, "an output projection of zeros: the memory adds nothing at first", before=False
     )
 
 
+PAPER = {"ltm_schedule": "constant", "ltm_density": "gaussian"}
+
+
 @register(
     "infinite_former_lm",
     InfiniteFormerConfig,
-    wt103={"ltm_basis": 150, "ltm_widths": "0.01,0.05", "ltm_tau": 0.5},
-    sorting={"ltm_basis": 1024, "ltm_widths": "0.01,0.05", "ltm_tau": 0.75},
-    gpt2={"ltm_basis": 512, "ltm_widths": "0.005,0.01", "ltm_tau": 0.5},
+    wt103={"ltm_basis": 150, "ltm_widths": "0.01,0.05", "ltm_tau": 0.5, **PAPER},
+    sorting={"ltm_basis": 1024, "ltm_widths": "0.01,0.05", "ltm_tau": 0.75, **PAPER},
+    gpt2={"ltm_basis": 512, "ltm_widths": "0.005,0.01", "ltm_tau": 0.5, **PAPER},
 )
 class InfiniteFormerLM(MemoryLM):
     @classmethod
@@ -92,7 +99,7 @@ class InfiniteFormerLM(MemoryLM):
             kind: type[SignalMemory] = ContinuousMemory
             own = {"bins": cfg.ltm_bins}
             if cfg.ltm_density == "gibbs":
-                kind, own = GibbsMemory, {"points": cfg.ltm_points}
+                kind, own = GibbsMemory, {"points": cfg.ltm_points, "normalize": not cfg.ltm_raw}
             names = ("widths", "tau", "oldest", "samples", "ridge", "bins", "threshold", "points")
             with told_by_flags(num_basis="ltm_basis", **{name: f"ltm_{name}" for name in names}):
                 memory = kind(
