@@ -83,7 +83,8 @@ def test_the_rows_of_a_table_differ_in_their_memory_alone(table):
     example, _, scale = table.split("/")
     folder = "small" if (example, scale) == ("wikitext103", "small") else example
     rows, shared, rates = read_table(table), [], set()
-    assert list(rows) == ROWS.get(example, list(rows))
+    wanted = ROWS.get(example, list(rows))
+    assert list(rows) == wanted if scale == "paper" else set(rows) >= set(wanted)
     for row, config in rows.items():
         assert config["checkpoint"].pop("save_dir") == f"checkpoints/{folder}/{row}"
         own = ["_name", "ltm", "cmem", "compression", "infini"]
