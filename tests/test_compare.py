@@ -4,7 +4,10 @@ import re
 import subprocess
 import sys
 
+import pytest
 from conftest import ROOT
+
+pytestmark = pytest.mark.slow
 
 CONFIGS = ROOT / "examples" / "wikitext103" / "config"
 

@@ -93,6 +93,7 @@ def keep_laws(tree, *options):
     return int(re.search(r"(\d+) passed", done.stdout)[1])
 
 
+@pytest.mark.slow
 def test_the_memory_of_the_guide_keeps_all_laws(tree):
     assert keep_laws(tree, "-m", "not slow", "-k", "mean") >= 2 * 15
 

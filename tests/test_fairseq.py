@@ -73,6 +73,7 @@ def test_word_probabilities_and_the_memory_switched_off(data_bin, trained):
     assert on != off
 
 
+@pytest.mark.slow
 def test_documents_with_workers_update_freq_and_shards(data_bin, tmp_path):
     """Two epochs over two shards: as many tokens as both hold."""
     other = tmp_path / "other"
@@ -96,6 +97,7 @@ def test_documents_with_workers_update_freq_and_shards(data_bin, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_adaptive_softmax_and_the_wikitext_architecture(data_bin, tmp_path):
     model = (
         "--arch infinite_former_lm_wt103 --decoder-layers 1 --decoder-embed-dim 20 "
@@ -133,6 +135,7 @@ def test_the_criterion_takes_a_model_without_memory(data_bin, tmp_path):
     assert "kl" not in logs[-1] and float(logs[-1]["loss"]) == float(logs[-1]["nll_loss"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bf16", ["false", "true"])
 def test_a_hydra_config_trains(data_bin, tmp_path, bf16):
     """The paper's WikiText-103 configuration, made small."""
@@ -154,6 +157,7 @@ def test_a_hydra_config_trains(data_bin, tmp_path, bf16):
     assert all(x.isfinite().all() for x in weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 8])
 def test_wikitext_103_has_its_official_number_of_tokens(real_data, wikitext, rows):
     data, checkpoint = wikitext
@@ -169,6 +173,7 @@ def prepare_wikitext(*args, cwd=ROOT, **env):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_wikitext_is_prepared_or_a_sentence_says_why_not(tmp_path):
     for split in ("train", "valid", "test"):
         done = prepare_wikitext(tmp_path, tmp_path / "bin")

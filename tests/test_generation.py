@@ -300,6 +300,7 @@ def test_a_memory_file_answers_as_the_memory_itself(data_bin, checkpoints, tmp_p
     assert [p.name for p in tmp_path.iterdir()] == ["m.safetensors"]
 
 
+@pytest.mark.slow
 def test_reading_by_the_command_equals_reading_in_the_process(
     data_bin, checkpoints, tmp_path, real_data
 ):
@@ -325,6 +326,7 @@ def test_reading_by_the_command_equals_reading_in_the_process(
     assert "%|" in done.stderr  # the progress bar
 
 
+@pytest.mark.slow
 def test_the_command_goes_on_from_a_memory_with_what_comes_in(data_bin, checkpoints, hub, tmp_path):
     first, second = "word1 word2 word3 " * 9, "word4 word5 " * 9
     hub.read(first).save(tmp_path / "first")
@@ -457,6 +459,7 @@ def test_prompts_of_a_split_keep_their_numbers_and_lose_their_ends(data_bin, tmp
         assert found == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options,said",
     [

@@ -277,6 +277,7 @@ def test_old_pickles_and_half_precision_are_read(small, tmp_path):
     assert torch.equal(weight, tensors["transformer.wpe.weight"].half().float())
 
 
+@pytest.mark.slow
 def test_bad_models_are_refused_in_one_sentence_and_leave_nothing(small, tmp_path):
     hf = small / "hf"
     config = json.loads((hf / "config.json").read_text())
@@ -343,6 +344,7 @@ def test_bad_models_are_refused_in_one_sentence_and_leave_nothing(small, tmp_pat
     assert "exists already" in run_convert(hf, tmp_path / "bert", ok=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("back", [False, True])
 def test_a_full_disk_leaves_no_half_written_file(small, tmp_path, back):
     source = ["--back", small / "gpt2" / "checkpoint.pt"] if back else [small / "hf"]
@@ -395,6 +397,7 @@ def test_an_imported_gpt2_brings_its_encoding(tmp_path):
 # evaluation
 
 
+@pytest.mark.slow
 def test_right_after_import_a_memory_changes_no_perplexity(small, data):
     each = ["--tokens-per-sample", 16, "--batch-size", 2, "--stream-layout", "documents"]
     alone = evaluate(data, small / "gpt2" / "checkpoint.pt", *each)
@@ -461,6 +464,7 @@ def finetune(data, small, save_dir, *args, arch=INFINITE, ok=True):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", [INFINITE, [*INFINITE, "--ltm-sticky"], COMPRESSIVE, INFINI])
 def test_gpt2_alone_is_fine_tuned_with_any_memory(small, data, tmp_path, arch):
     printed = finetune(data, small, tmp_path, arch=arch)

@@ -139,6 +139,7 @@ def test_two_runs_give_the_same_bytes(corpus, tmp_path):
     assert_same_files(data, tmp_path / "again")
 
 
+@pytest.mark.slow
 def test_model_is_reused_without_a_train_split(corpus, tmp_path):
     source, data, _ = corpus
     write(tmp_path / "in" / "validation", AWKWARD)
@@ -151,6 +152,7 @@ def test_model_is_reused_without_a_train_split(corpus, tmp_path):
     assert not Path(tmp_path, "out", "train.bin").exists()
 
 
+@pytest.mark.slow
 def test_a_data_bin_lends_its_encoding(corpus, tmp_path):
     source, data, _ = corpus
     write(tmp_path / "in" / "validation", AWKWARD)
@@ -176,6 +178,7 @@ def gpt2_decoder(folder):
     return lambda symbols: bpe.decode([int(symbol) for symbol in symbols])
 
 
+@pytest.mark.slow
 def test_gpt2_encoding(corpus, tmp_path, gpt2):
     source = corpus[0]
     data = tmp_path / "data-bin"
@@ -279,6 +282,7 @@ def test_existing_output_is_kept(corpus, tmp_path):
     assert Path(tmp_path, "file").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_interrupted_run_leaves_nothing(corpus, tmp_path):
     command = [tool("inf-prepare"), corpus[0], tmp_path / "out", "--vocab-size", "330"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -390,6 +390,7 @@ def test_bad_encodings_are_named(tmp_path):
         Tokenizers(path).dictionary()
 
 
+@pytest.mark.slow
 def test_documents_are_prepared_with_the_encoding_of_an_import(tmp_path, encoding):
     write_dictionary(tmp_path / "dict.txt", len(TOKENS), 2)
     (tmp_path / "documents.json").write_text('{"encoding": "tokenizers"}')

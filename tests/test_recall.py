@@ -163,6 +163,7 @@ def test_in_the_mode_of_pairs_one_of_them_is_asked_after_a_gap():
     assert all(abs(asked[i] - 750) < 4 * math.sqrt(3000 * 3 / 16) for i in range(4))
 
 
+@pytest.mark.slow
 def test_the_folder_holds_documents_of_the_length_and_says_how_they_were_made(data, tmp_path):
     for split, size in (("train", 60), ("valid", 13), ("test", 7)):
         lines = documents(data, split)
@@ -178,6 +179,7 @@ def test_the_folder_holds_documents_of_the_length_and_says_how_they_were_made(da
     assert [len(line) for line in documents(tmp_path / "pairs", "train")] == [17] * 4
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_files_and_another_seed_others(data, tmp_path):
     prepare(tmp_path / "again", *OPTIONS, "--sizes", 60, 13, 7)
     prepare(tmp_path / "other", *OPTIONS, "--sizes", 60, 13, 7, "--seed", 2)
@@ -293,6 +295,7 @@ def last(printed, name):
     return float(re.findall(rf'"(?:valid_|test_)?{name}": "([-\d.e]+)"', printed)[-1])
 
 
+@pytest.mark.slow
 def test_training_logs_accuracy_by_distance_and_learns(recalled):
     _, _, printed = recalled
     assert '"train_recall_8"' in printed and '"valid_recall_8"' in printed
@@ -307,6 +310,7 @@ def validate(data, run, *args):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_is_logged_is_what_the_decoder_says_document_by_document(recalled):
     data, run, _ = recalled
     argv = [str(data), *TASK[2:], *MODEL, *TRAIN]
@@ -342,6 +346,7 @@ def test_what_is_logged_is_what_the_decoder_says_document_by_document(recalled):
         assert last(printed, "accuracy") == pytest.approx(total, abs=0.01)
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one_and_a_training_goes_on_as_if_nothing_had_happened(data, tmp_path):
     model = BASELINES["compressive_transformer_lm"]
     sgd = "--optimizer nag --momentum 0 --lr 0.05 --save-interval-updates 4 --max-update".split()
@@ -362,6 +367,7 @@ def test_two_processes_equal_one_and_a_training_goes_on_as_if_nothing_had_happen
         assert torch.equal(x, three["model"][name]), name
 
 
+@pytest.mark.slow
 def test_what_is_not_for_recall_is_refused_in_one_sentence(recalled, data_bin, tmp_path):
     data, run, _ = recalled
     own = ["--path", run / "checkpoint_last.pt", "--tokens-per-sample", L]
@@ -371,6 +377,7 @@ def test_what_is_not_for_recall_is_refused_in_one_sentence(recalled, data_bin, t
     assert re.search(r"ValueError: the dictionary of \S+ has no k0: make the data with", printed)
 
 
+@pytest.mark.slow
 def test_prepare_takes_the_options_of_the_generator(tmp_path):
     script = ["bash", "examples/recall/prepare.sh", str(tmp_path / "bin")]
     script += ["--length", "21", "--sizes", "3", "2", "1"]
@@ -401,6 +408,7 @@ def experiment(monkeypatch, tmp_path, data):
     return module, args
 
 
+@pytest.mark.slow
 def test_one_run_is_trained_tested_and_not_run_again(experiment):
     module, args = experiment
     config = CONFIGS / "transformer_xl.yaml"

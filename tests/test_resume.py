@@ -8,6 +8,8 @@ import pytest
 import torch
 from conftest import MODEL, TASK, TRAIN, finish, load, start_training, train
 
+pytestmark = pytest.mark.slow
+
 RUN = (
     "--tokens-per-sample 24 --max-update 36 --save-interval-updates 6 "
     "--max-valid-steps 2 --dropout 0.1"

@@ -163,6 +163,7 @@ def test_the_binarizer_writes_what_fairseq_preprocess_writes(data, tmp_path):
     assert (tmp_path / "bin" / "dict.txt").read_text() == (data / "dict.txt").read_text()
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_files_and_another_seed_others(data, tmp_path):
     sizes = ["--length", T, "--vocabulary", V, "--sizes", 60, 13, 7]
     prepare(tmp_path / "again", *sizes)
@@ -381,6 +382,7 @@ def last(printed, name):
     return float(re.findall(rf'"(?:valid_|test_)?{name}": "([-\d.e]+)"', printed)[-1])
 
 
+@pytest.mark.slow
 def test_training_logs_accuracy_and_learns(sorted_run):
     _, _, printed = sorted_run
     assert last(printed, "accuracy") > 80
@@ -395,6 +397,7 @@ def validate(data, run, *args):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_greedy_order_is_exact_where_every_teacher_forced_token_is_right(sorted_run):
     """With two tokens the order is right if the first one is, and then the second one follows."""
     data, run, _ = sorted_run
@@ -418,6 +421,7 @@ def test_a_greedy_order_is_exact_where_every_teacher_forced_token_is_right(sorte
     assert last(printed, "exact_match") == pytest.approx(100 * exact / 60, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 60])
 def test_the_batch_size_does_not_change_the_result(sorted_run, rows):
     data, run, _ = sorted_run
@@ -430,6 +434,7 @@ def test_the_batch_size_does_not_change_the_result(sorted_run, rows):
 SGD = "--optimizer nag --momentum 0 --lr 0.05 --save-interval-updates 4 --max-update".split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [MODEL, BASELINES["compressive_transformer_lm"], BASELINES["infini_attention_lm"]],
@@ -456,6 +461,7 @@ def test_two_processes_equal_one_and_a_training_goes_on_as_if_nothing_had_happen
         assert torch.equal(x, three["model"][name]), name
 
 
+@pytest.mark.slow
 def test_fairseq_generate_goes_on_after_the_separator(sorted_run):
     data, run, _ = sorted_run
     printed = fairseq(
@@ -472,6 +478,7 @@ def test_fairseq_generate_goes_on_after_the_separator(sorted_run):
     assert last(printed, "exact_match") == pytest.approx(100 * exact / 60, abs=0.01)
 
 
+@pytest.mark.slow
 def test_what_is_not_for_sorting_is_refused_in_one_sentence(sorted_run):
     data, run, _ = sorted_run
     own = ["--path", run / "checkpoint_last.pt", "--tokens-per-sample", L]
@@ -489,12 +496,14 @@ def test_what_is_not_for_sorting_is_refused_in_one_sentence(sorted_run):
     assert "D-1" in done.stdout and "D-0" not in done.stdout
 
 
+@pytest.mark.slow
 def test_the_hub_takes_a_model_that_sorts(sorted_run):
     data, run, _ = sorted_run
     hub = InfiniteFormerLM.from_pretrained(str(run), "checkpoint_last.pt", str(data))
     assert hub.generate("1 0 1 1 0 1 1 1 1 1 1 1 1 0 1 <sep>", max_tokens=2).split()[0] == "1"
 
 
+@pytest.mark.slow
 def test_prepare_makes_a_folder_for_each_length(tmp_path):
     env = {"DATA": tmp_path / "bin", "SIZES": "3 2 1", "VOCABULARY": "4", "SEED": "5"}
     script = ["bash", "examples/sorting/prepare.sh", "6", "9"]
@@ -536,6 +545,7 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_one_run_is_trained_tested_and_not_run_again(experiment, capfd):
     module, args = experiment
     module.prepare(args, 25)
@@ -558,6 +568,7 @@ def test_one_run_is_trained_tested_and_not_run_again(experiment, capfd):
         module.work(args, "infinite_former", 25, 1, name, ["model.ltm_basis=8"])
 
 
+@pytest.mark.slow
 def test_other_data_in_the_place_of_the_experiments_is_refused(experiment):
     module, args = experiment
     prepare(args.data / "sorting-small-25", "--length", 9, "--sizes", 1, 1, 1)
@@ -581,6 +592,7 @@ def test_a_failure_of_one_run_ends_the_others(experiment):
     assert len(begun) < 200
 
 
+@pytest.mark.slow
 def test_the_figures_show_every_run_with_chance_and_oracle(experiment, monkeypatch, capsys):
     """The runs themselves are the test above: here each is its own made-up result."""
     module, args = experiment

@@ -62,6 +62,7 @@ def test_an_epoch_that_is_over_leaves_nothing_behind():
     assert kept() is None
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_in_mid_epoch_has_exit_code_0():
     script = (
         "from test_trust import Slow, StreamIterator\n"
@@ -76,6 +77,7 @@ def test_a_process_that_ends_in_mid_epoch_has_exit_code_0():
 # two trainings in one folder
 
 
+@pytest.mark.slow
 def test_a_folder_has_one_training_at_a_time_and_a_kill_frees_it(data_bin, tmp_path):
     command = [data_bin, *TASK[:-1], 2, *MODEL, *TRAIN, "--save-dir", tmp_path]
     slow = ["--max-update", 100_000, "--save-interval-updates", 5, "--keep-interval-updates", 1]
@@ -107,6 +109,7 @@ def by_documents(data_bin, tmp_path_factory):
     return folder / "checkpoint_last.pt"
 
 
+@pytest.mark.slow
 def test_an_evaluation_reads_as_the_training_did(data_bin, by_documents):
     same = ["--tokens-per-sample", 12, "--stream-layout", "documents"]
     by_default = evaluate(data_bin, by_documents)
@@ -193,6 +196,7 @@ def interactive(data_bin, checkpoint, text, *args):
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buffer", [1, 4])
 def test_a_prompt_that_cannot_be_read_takes_no_answer_along(data_bin, trained, buffer):
     text = b"word1 word2\n\nXanadu Kubla\nword3\n\xff\xfe word1\n\nword4 word5\n"
@@ -208,6 +212,7 @@ def test_a_prompt_that_cannot_be_read_takes_no_answer_along(data_bin, trained, b
     assert all(scores[n] == words[n] + 1 for n in scores)  # the last is that of the end
 
 
+@pytest.mark.slow
 def test_a_file_of_prompts_that_is_not_utf_8_is_refused_before_the_first(
     data_bin, trained, tmp_path
 ):
@@ -380,6 +385,7 @@ def test_code_in_a_checkpoint_is_refused_everywhere_and_not_run(data_bin, traine
     assert not (ROOT / "ran").exists() and not Path("ran").exists()
 
 
+@pytest.mark.slow
 def test_the_reading_command_says_where_it_cannot_write(data_bin, trained, tmp_path):
     (tmp_path / "text").write_text("word1 word2\n")
     os.mkfifo(tmp_path / "fifo")
