@@ -1,11 +1,15 @@
 """Schedules and the Gibbs density, against their equations."""
 
+import argparse
+
 import naive
 import pytest
 import torch
+from fairseq.models import ARCH_CONFIG_REGISTRY
 from test_memory import DIM, HEADS, inputs
 
 from fairseq_inf.memory import ContinuousMemory, GibbsMemory
+from fairseq_inf.models.infinite_former import InfiniteFormerConfig
 
 WRITES = (7, 7, 3, 12, 1)
 
@@ -115,3 +119,17 @@ def test_a_gibbs_density_points_at_a_content():
         assert abs(at - (wanted + 0.5) / 32) < 1 / 32
         similar = torch.cosine_similarity(out[0, 0], x[0], dim=-1)
         assert similar.argmax() == wanted and similar[wanted] > 0.8
+
+
+def test_the_architectures_of_the_paper_have_its_memory_and_the_default_one_remembers():
+    default = InfiniteFormerConfig()
+    assert (default.ltm_schedule, default.ltm_density) == ("uniform", "gibbs")
+    for suffix, widths in (
+        ("wt103", "0.01,0.05"),
+        ("sorting", "0.01,0.05"),
+        ("gpt2", "0.005,0.01"),
+    ):
+        args = argparse.Namespace()
+        ARCH_CONFIG_REGISTRY[f"infinite_former_lm_{suffix}"](args)
+        found = (args.ltm_schedule, args.ltm_density, args.ltm_widths)
+        assert found == ("constant", "gaussian", widths)

@@ -11,7 +11,7 @@ from fairseq_inf.memory import SettingError
 
 
 def setting(default: Any, text: str, **before: Any) -> Any:
-    """A field of a configuration, whose text --help shows.  before=value: what models had that
+    """A field of a configuration, with what it means.  before=value: what models had that
     were trained when there was no such setting yet, so that these still load."""
     return field(default=default, metadata={"help": text, **before})
 
