@@ -63,9 +63,13 @@ class CrossEntropyWithKL(FairseqCriterion):
         self, model: Any, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
         target, ntokens = sample["target"], sample["ntokens"]
-        goals = Goals(target != self.padding_idx, self.settings)
-        net_output = model(**sample["net_input"], goals=goals)
-        extra = net_output[1]
+        extra: dict[str, Any] = {"losses": {}, "logs": {}}
+        if getattr(model, "takes_goals", False):
+            goals = Goals(target != self.padding_idx, self.settings)
+            net_output = model(**sample["net_input"], goals=goals)
+            extra = net_output[1]
+        else:  # a language model of fairseq's own
+            net_output = model(**sample["net_input"])
         nll = self.nll(model, net_output, target)
         loss = nll
         for name, value in extra["losses"].items():

@@ -69,6 +69,7 @@ class MemoryLM(FairseqLanguageModel):
 
     config: type[MemoryLMConfig]  # set by `register`
     has_memory = True
+    takes_goals = True  # has losses beside the likelihood, for the criterion
     decoder: MemoryDecoder
 
     def __init__(self, decoder: MemoryDecoder, memory_flags: dict[str, Any]) -> None:
