@@ -68,6 +68,8 @@ def make_model(name="infinite_former", words=None, sharp=True, host="transformer
         for layer in model.decoder.layers:
             if sharp and hasattr(layer.memory, "locate"):
                 layer.memory.locate.weight.mul_(30)
+            if sharp and hasattr(layer.memory, "strength"):
+                layer.memory.strength.fill_(1)
     return model.eval()
 
 

@@ -54,9 +54,6 @@ class InfiniteFormerConfig(MemoryLMConfig):
         False, "read the points of the signal as long as they are, and not at unit length: a Gibbs "
         "density then counts better, and points worse", before=False,
     )  # fmt: skip
-    ltm_silent: bool = setting(
-        False, "an output projection of zeros: the memory adds nothing at first", before=False
-    )
 
 
 PAPER = {"ltm_schedule": "constant", "ltm_density": "gaussian"}
@@ -102,7 +99,7 @@ class InfiniteFormerLM(MemoryLM):
                 kind, own = GibbsMemory, {"points": cfg.ltm_points, "normalize": not cfg.ltm_raw}
             names = ("widths", "tau", "oldest", "samples", "ridge", "bins", "threshold", "points")
             with told_by_flags(num_basis="ltm_basis", **{name: f"ltm_{name}" for name in names}):
-                memory = kind(
+                return kind(
                     cfg.decoder_embed_dim,
                     cfg.decoder_attention_heads,
                     cfg.ltm_basis,
@@ -117,8 +114,5 @@ class InfiniteFormerLM(MemoryLM):
                     seed=cfg.seed * 1000 + number,
                     **own,
                 )
-            if cfg.ltm_silent:
-                memory.start_silent(number, cfg.decoder_layers)
-            return memory
 
         return build
