@@ -5,6 +5,7 @@ from setuptools import find_packages, setup
 
 PACKAGE = Path(__file__).parent / "fairseq_inf"
 EXTRAS = {
+    "dialogue": ["nltk", "rouge-score", "sacrebleu"],
     "figures": ["matplotlib"],
     "tensorboard": ["tensorboardX"],
     # transformers 5 imports torchaudio, which fairseq-fixed brings, and which needs CUDA
@@ -32,6 +33,8 @@ setup(
     entry_points={
         "console_scripts": [
             "fairseq-inf-capacity = fairseq_inf.analysis.capacity:main",
+            "fairseq-inf-chat = fairseq_inf.commands.chat:main",
+            "fairseq-inf-dialogue = fairseq_inf.commands.dialogue:main",
             "fairseq-inf-import = fairseq_inf.commands.import_model:main",
             "fairseq-inf-prepare = fairseq_inf.commands.prepare:main",
             "fairseq-inf-read = fairseq_inf.commands.read:main",

@@ -17,9 +17,9 @@ from tqdm import tqdm
 
 from fairseq_inf.data import LineEncoding, check_words, without_pad
 from fairseq_inf.memory import load_state, save_state
-from fairseq_inf.models.generation import new_reading, read
+from fairseq_inf.models.generation import Opened, Reading, new_reading, read
 from fairseq_inf.models.memory_lm import MemoryLM
-from fairseq_inf.tasks import long_sequence_lm, sorting  # noqa: F401  (registers them)
+from fairseq_inf.tasks import dialogue, recall, sorting  # noqa: F401  (registers them)
 from fairseq_inf.tasks.checkpoints import check_names, open_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -133,6 +133,32 @@ class MemoryHub(nn.Module):
         net_input = {"src_tokens": tokens.to(self.device), "src_lengths": lengths}
         if memory is not None:
             net_input["memory"] = self._reading(memory)
+        out = [self.text_of(x) for x in self._continue(net_input, max_tokens, beam, settings)]
+        return out[0] if isinstance(prompt, str) else out
+
+    def go_on(
+        self,
+        start: Reading | Opened,
+        max_tokens: int = 100,
+        beam: int = 1,
+        without: Sequence[str] = (),
+        **settings: Any,
+    ) -> list[Tensor]:
+        """The same for readings, B of them; an opened one is used up.  without: words that are not
+        to come.  -> the tokens of each continuation"""
+        none = torch.zeros(start.num_rows, 0, dtype=torch.long, device=self.device)
+        lengths = torch.zeros(start.num_rows, dtype=torch.long, device=self.device)
+        net_input = {"src_tokens": none, "src_lengths": lengths, "memory": start}
+        return self._continue(net_input, max_tokens, beam, settings, without)
+
+    def _continue(
+        self,
+        net_input: dict[str, Any],
+        max_tokens: int,
+        beam: int,
+        settings: dict[str, Any],
+        without: Sequence[str] = (),
+    ) -> list[Tensor]:
         args = copy.deepcopy(self.cfg.generation)
         with open_dict(args):
             args.beam, args.max_len_b = beam, max_tokens
@@ -140,10 +166,11 @@ class MemoryHub(nn.Module):
                 if name not in args:
                     raise ValueError(f"{name} is not a setting of fairseq's generator")
                 setattr(args, name, value)
-        generator = self.task.build_generator([self.model], args)
+        generator = self.task.build_generator(
+            [self.model], args, extra_gen_cls_kwargs={"tokens_to_suppress": tuple(without)}
+        )
         hypotheses = self.task.inference_step(generator, [self.model], {"net_input": net_input})
-        out = [self.text_of(best["tokens"]) for best, *_ in hypotheses]
-        return out[0] if isinstance(prompt, str) else out
+        return [best["tokens"] for best, *_ in hypotheses]
 
     def tokens_of(self, text: str) -> Tensor:
         """The numbers of a text's tokens, encoded as the data was.  A line break is part of the

@@ -29,6 +29,7 @@ from fairseq_inf.data.sorting import (
     chance_accuracy,
     dictionary,
     draw,
+    find_answer,
     kendall_tau,
     oracle_accuracy,
     sort,
@@ -243,7 +244,7 @@ def batches(data, rows, world=1, seed=None):
     streams = StreamDataset(lines, words, "documents", words.eos(), "valid")
     return [
         SequenceBatches(
-            streams, rows * world, L, slice(rows * r, rows * r + rows), words.index(SEPARATOR), seed
+            streams, rows * world, L, slice(rows * r, rows * r + rows), find_answer, seed
         )
         for r in range(world)
     ]

@@ -32,7 +32,13 @@ from fairseq_inf.data.encoding import Failure
 from fairseq_inf.pretrained import LAYOUTS
 from fairseq_inf.pretrained.checkpoint import build, save_checkpoint
 from fairseq_inf.pretrained.source import read_source
-from fairseq_inf.pretrained.words import load_dictionary, token_ids, token_rows, write_dictionary
+from fairseq_inf.pretrained.words import (
+    NEW,
+    load_dictionary,
+    token_ids,
+    token_rows,
+    write_dictionary,
+)
 from fairseq_inf.tasks.long_sequence_lm import dictionary_state
 
 
@@ -64,9 +70,12 @@ def convert(args: argparse.Namespace, flags: list[str], folder: Path) -> str:
         (folder / "documents.json").write_text(json.dumps({"encoding": layout.encoding[0]}))
     save_checkpoint(folder / "checkpoint.pt", cfg, task, model, args.output)
     count = sum(x.numel() for x in model.parameters())
+    new = [task.source_dictionary[i] for i in (ids == NEW).nonzero().flatten()]
+    told = f"\nIt has to learn {', '.join(new)}, which are in {args.dict} only." if new else ""
+    sizes = " ".join(layout.flags(config))
     return (
         f"wrote {arch} with {count:,} parameters to {args.output}/checkpoint.pt and "
-        f"{args.output}/dict.txt\nIts sizes, for fairseq-train: {' '.join(layout.flags(config))}"
+        f"{args.output}/dict.txt\nIts sizes, for fairseq-train: {sizes}{told}"
     )
 
 

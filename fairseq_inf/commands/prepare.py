@@ -27,6 +27,16 @@ TRAINING = (
 )
 
 
+def add_encoding_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--encoding", type=Path, metavar="DIR", help="encode as the import or data-bin there does"
+    )
+    parser.add_argument("--bpe", choices=["sentencepiece", "gpt2"], help="(sentencepiece)")
+    parser.add_argument("--vocab-size", type=int, help="of a new SentencePiece model (8000)")
+    parser.add_argument("--spm-model", type=Path, help="use this model instead of a new one")
+    parser.add_argument("--gpt2-bpe", type=Path, help="folder with encoder.json and vocab.bpe")
+
+
 def find_encoding(args: argparse.Namespace) -> Encoding | None:
     """The encoding that the flags name, or None for a new one."""
     given = {"--vocab-size": args.vocab_size, "--spm-model": args.spm_model}
@@ -108,13 +118,7 @@ def main() -> None:
         "input", type=Path, metavar="FOLDER", help="with train/, validation/ and test/"
     )
     parser.add_argument("output", type=Path, metavar="DATA_BIN", help="to write, new or empty")
-    parser.add_argument(
-        "--encoding", type=Path, metavar="DIR", help="encode as the import or data-bin there does"
-    )
-    parser.add_argument("--bpe", choices=["sentencepiece", "gpt2"], help="(sentencepiece)")
-    parser.add_argument("--vocab-size", type=int, help="of a new SentencePiece model (8000)")
-    parser.add_argument("--spm-model", type=Path, help="use this model instead of a new one")
-    parser.add_argument("--gpt2-bpe", type=Path, help="folder with encoder.json and vocab.bpe")
+    add_encoding_flags(parser)
     parser.add_argument(
         "--train-documents", type=int, help="take the first that many of train/, by name (all)"
     )

@@ -1,7 +1,7 @@
 from .encoding import LineEncoding, load_encoding
 from .iterator import StreamIterator
 from .prompts import PromptDataset, check_words, without_end, without_pad
-from .streams import SegmentBatches, SequenceBatches, StreamDataset, find_question
+from .streams import SegmentBatches, SequenceBatches, StreamDataset
 
 __all__ = [
     "LineEncoding",
@@ -11,7 +11,6 @@ __all__ = [
     "StreamDataset",
     "StreamIterator",
     "check_words",
-    "find_question",
     "load_encoding",
     "without_end",
     "without_pad",

@@ -17,6 +17,7 @@ import numpy as np
 from fairseq.data import Dictionary
 from tqdm import tqdm
 
+from .streams import StreamDataset
 from .synthetic import SPLITS, binarize, check_least, make_folder
 
 SEPARATOR = "<sep>"
@@ -85,6 +86,24 @@ def dictionary(vocabulary: int) -> Dictionary:
         words.add_symbol(str(token))
     words.add_symbol(SEPARATOR)
     return words
+
+
+def find_question(dataset: StreamDataset, document: int) -> int:
+    """Where in a document the separator is, after which its answer stands."""
+    tokens = dataset[document].numpy()
+    found = np.flatnonzero(tokens == dataset.dictionary.index(SEPARATOR))
+    if len(found) != 1 or found[0] + 2 >= len(tokens):
+        raise ValueError(
+            f"line {document + 1} of {dataset.name} must have {SEPARATOR} once, between a sequence "
+            "and its answer"
+        )
+    return int(found[0])
+
+
+def find_answer(dataset: StreamDataset, document: int) -> np.ndarray:
+    """-> of each token of a document whether it is of the answer"""
+    place = np.arange(dataset.num_tokens(document))
+    return (place > find_question(dataset, document)) & (place < len(place) - 1)
 
 
 def make(folder: str, length: int, vocabulary: int, sizes: Sequence[int], seed: int) -> None:

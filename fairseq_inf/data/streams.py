@@ -1,5 +1,6 @@
 """Which token of which stream is in which row of which segment."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -199,24 +200,9 @@ class SegmentBatches(torch.utils.data.Dataset):
         return batch
 
 
-def find_question(dataset: StreamDataset, document: int, separator: int) -> int:
-    """Where in a document the separator is, after which its answer stands."""
-    tokens = dataset[document].numpy()
-    found = np.flatnonzero(tokens == separator)
-    if len(found) != 1 or found[0] + 2 >= len(tokens):
-        word = dataset.dictionary[separator]
-        raise ValueError(
-            f"line {document + 1} of {dataset.name} must have {word} once, between a sequence and "
-            "its answer"
-        )
-    return int(found[0])
-
-
 class SequenceBatches(torch.utils.data.Dataset):
-    """Item i is a batch of whole documents, one a row, as the list of their segments.
-
-    Only what follows the separator of a document is a target, but for the eos at the end.
-    """
+    """Item i is a batch of whole documents, one a row, as the list of their segments; only some of
+    their tokens are targets."""
 
     def __init__(
         self,
@@ -224,18 +210,19 @@ class SequenceBatches(torch.utils.data.Dataset):
         rows: int,
         length: int,
         own: slice,
-        separator: int,
+        asked: Callable[[StreamDataset, int], np.ndarray],
         shuffle_seed: int | None = None,
     ) -> None:
-        """rows: of all processes.  own: which of them are this one's, a slice."""
-        self.dataset, self.length, self.separator = dataset, length, separator
+        """rows: of all processes.  own: which of them are this one's, a slice.
+        asked: which tokens of a document are targets, at least one: bool for each"""
+        self.dataset, self.length, self.asked = dataset, length, asked
         self.rows, self.own = rows, own
         self.order = np.arange(len(dataset))
         if shuffle_seed is not None:
             np.random.RandomState(shuffle_seed % 2**32).shuffle(self.order)
         # the segment that each document's first target is in
-        asked = [find_question(dataset, d, separator) for d in range(len(dataset))]
-        self.first = (np.array(asked) + 1) // length
+        first = [int(asked(dataset, d).argmax()) for d in range(len(dataset))]
+        self.first = np.array(first) // length
 
     def __len__(self) -> int:
         return -(-len(self.order) // self.rows)
@@ -245,17 +232,17 @@ class SequenceBatches(torch.utils.data.Dataset):
         spans = [[tuple(self.dataset.documents[d : d + 2].tolist())] for d in chosen]
         spans += [[]] * (self.rows - len(spans))
         batches = SegmentBatches(self.dataset, spans, self.length, self.own)
+        real = torch.zeros(batches.num_rows, len(batches) * self.length, dtype=torch.bool)
+        for row, document in enumerate(chosen[self.own]):
+            own = torch.from_numpy(self.asked(self.dataset, document))
+            real[row, : len(own)] = own
         segments = []
-        answers = torch.zeros(batches.num_rows, 1, dtype=torch.bool)
         for i in range(len(batches)):
             batch = batches[i]
             target = batch["target"]
-            passed = (target == self.separator).cumsum(dim=1) > 0
-            real = (answers | passed) & (target != self.separator)
-            real &= (target != batches.eos) & (target != batches.pad)
-            answers |= passed.any(dim=1, keepdim=True)
-            batch["target"] = target.masked_fill(~real, batches.pad)
-            batch["ntokens"] = int(real.sum())
+            kept = real[:, i * self.length :][:, : target.size(1)]
+            batch["target"] = target.masked_fill(~kept, batches.pad)
+            batch["ntokens"] = int(kept.sum())
             batch["segment"] = (index, i)
             segments.append(batch)
         return {

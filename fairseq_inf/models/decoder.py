@@ -21,7 +21,9 @@ from torch.utils.checkpoint import checkpoint
 from fairseq_inf.memory import Goals, LongTermMemory, ShortTermMemory, State, mix
 from fairseq_inf.memory.contract import check_empty, check_same
 from fairseq_inf.memory.state import Ranges
-from fairseq_inf.modules import DecoderLayer, LayerPlan, Segment
+from fairseq_inf.modules import DecoderLayer, LayerPlan, Roles, Segment
+
+from .flags import flag
 
 # B rows (streams), T tokens of the segment, S short-term length, e width
 
@@ -33,10 +35,13 @@ class DecoderState(State):
     filled: Tensor  # B: how many vectors of `recent` are real
     position: Tensor  # B: tokens of the stream read so far
     key: Tensor  # B: hash of those tokens, the seed of sticky sampling
+    role: tuple[Tensor, ...] = ()  # B: what the last of them is part of, if that is embedded
 
     def ranges(self) -> Ranges:
         yield "filled", self.position.clamp(max=1), self.recent[0].size(1)
         yield "position", self.filled, torch.iinfo(torch.long).max
+        if self.role:
+            yield "role.0", 0, torch.iinfo(torch.long).max
         # whole numbers in a memory count what it has been given
         for name, x in self.tensors().items():
             if name.startswith("memories.") and not x.is_floating_point():
@@ -49,6 +54,16 @@ def _causal(queries: int, past: int, dtype: torch.dtype, device: torch.device) -
     """0 for the keys that query i may see, up to past + i, and -inf for the others."""
     hidden = torch.full((queries, past + queries), -torch.inf, dtype=dtype, device=device)
     return hidden.triu(past + 1)
+
+
+def build_roles(cfg: Any, dictionary: Any) -> Roles | None:
+    if not cfg.role_words:
+        return None
+    words = cfg.role_words.split(",")
+    for word in words:
+        if word not in dictionary:
+            raise ValueError(f"{flag('role_words')}: {word} is not in the dictionary of the data")
+    return Roles([dictionary.index(word) for word in words], len(dictionary), cfg.decoder_embed_dim)
 
 
 class MemoryDecoder(FairseqDecoder):
@@ -117,6 +132,7 @@ class MemoryDecoder(FairseqDecoder):
         self.ltm_enabled = cfg.ltm_enabled is not False
         self.checkpoint_activations = cfg.checkpoint_activations
         self.dropout = nn.Dropout(cfg.dropout)
+        self.roles = build_roles(cfg, dictionary)
         self.layers = nn.ModuleList(
             self.build_layer(cfg, build_memory(number)) for number in range(cfg.decoder_layers)
         )
@@ -150,6 +166,7 @@ class MemoryDecoder(FairseqDecoder):
             filled=count(),
             position=count(),
             key=count(),
+            role=() if self.roles is None else (count(),),
         )
 
     def memory_states(self, state: DecoderState) -> list[State | None]:
@@ -169,15 +186,20 @@ class MemoryDecoder(FairseqDecoder):
         lengths: Tensor | None = None,
         project: bool = True,
         goals: Goals | None = None,
+        head: bool = True,
     ) -> tuple[Tensor | None, DecoderState, dict[str, Any]]:
         """tokens: B x T, padded on the right to the lengths (B) if there are any.  goals: what is
-        to be learned beside the likelihood.
+        to be learned beside the likelihood.  head: False for what the head takes, B x T x e.
         -> logits (features with an adaptive softmax, None unless `project`): B x T x V, state,
         extra: what the memories have seen, a layer each, their losses and logs by name"""
         self.check_length(tokens.size(1))
         self.check_tokens(tokens)
         segment, plans = self._plan(tokens, state, lengths, goals)
         x = self.embed(tokens, torch.arange(tokens.size(1), device=tokens.device))
+        roles = None
+        if self.roles is not None:
+            roles = self.roles.of(tokens, *state.role)
+            x = x + self.roles(roles)
         recents, memories = [], []
         extra: dict[str, Any] = {"seen": [], "losses": {}, "logs": {}}
         for number, (layer, recent, kept, plan) in enumerate(
@@ -200,7 +222,9 @@ class MemoryDecoder(FairseqDecoder):
             for name, (total, of) in own.logs.items():
                 before = extra["logs"].get(name, (0, 0))
                 extra["logs"][name] = (before[0] + total, before[1] + of)
-        out = self.head(x) if project else None
+        out = x if project else None
+        if project and head:
+            out = self.head(x)
 
         read = segment.lengths
         if read is None:
@@ -209,12 +233,17 @@ class MemoryDecoder(FairseqDecoder):
         if segment.mask is not None:
             scattered = scattered * segment.mask
         key = torch.where(read > 0, mix(state.key + scattered.sum(dim=-1)), state.key)
+        role = state.role
+        if roles is not None:
+            last = roles.gather(1, (read - 1).clamp(min=0)[:, None]).squeeze(1)
+            role = (torch.where(read > 0, last, state.role[0]),)
         state = DecoderState(
             recent=tuple(recents),
             memories=tuple(memories),
             filled=self.short_term.after(state.filled, read),
             position=state.position + read,
             key=key,
+            role=role,
         )
         return out, state, extra
 

@@ -131,47 +131,98 @@ def _kinds(decoder: MemoryDecoder) -> list[tuple[Any, int]]:
     return found
 
 
-@torch.no_grad()
-def open_cache(decoder: MemoryDecoder, reading: Reading) -> tuple[Tensor, Cache]:
-    """-> what the model makes of the last token (logits or features): B x 1 x V, Cache"""
-    width = reading.tokens.size(1)
-    # the cache is updated in place, the reading of the caller is not
-    reading = Reading(reading.memory, reading.tokens.clone(), reading.count.clone())
-    longest = int(reading.count.max())
-    x, after, _ = decoder(reading.tokens[:, :longest], reading.memory, reading.count)
-    x = x[torch.arange(x.size(0), device=x.device), reading.count - 1][:, None]
+@dataclass
+class Opened(State):
+    """A reading that can be gone on with."""
 
-    layers: list[LayerCache] = []
-    hidden: dict[Any, Tensor] = {}
-    absent = decoder.short_term.absent(reading.memory.filled, decoder.stm_length)
-    states = decoder.memory_states(after)
-    for layer, recent, state, (kind, slots) in zip(
-        decoder.layers, after.recent, states, _kinds(decoder), strict=True
-    ):
-        vectors = decoder.short_term.line_up(recent, reading.count, longest)
-        state = state if decoder.ltm_enabled else None
-        positions = decoder.cache_positions(slots, width)
-        layers.append(layer.open_cache(vectors, state, positions, width - longest))
-        if kind not in hidden:
-            missing = absent
-            if slots:
-                _, held = layer.memory.slots(state)
-                place = torch.arange(slots, device=x.device)
-                missing = torch.cat([place < slots - held[:, None], absent], dim=1)
-            scores = torch.zeros_like(missing, dtype=x.dtype).masked_fill(missing, -torch.inf)
-            scores = decoder.with_slot_bias(scores[:, None, None], slots)
-            hidden[kind] = scores.squeeze(2)
-    return x, Cache(reading, tuple(layers), tuple(hidden.values()))
+    output: Tensor  # B x 1 x V: what the model makes of the last token (logits or features)
+    cache: Cache
+
+
+class OpenSegment:
+    """The segment of a reading, read once: what follows any of its tokens."""
+
+    @torch.no_grad()
+    def __init__(self, decoder: MemoryDecoder, reading: Reading) -> None:
+        self.decoder, self.longest = decoder, int(reading.count.max())
+        width, longest = reading.tokens.size(1), self.longest
+        # of each token what the head takes: B x T x e.  after: the state behind the segment
+        self.features, self.after, _ = decoder(
+            reading.tokens[:, :longest], reading.memory, reading.count, head=False
+        )
+        layers: list[LayerCache] = []
+        hidden: dict[Any, Tensor] = {}
+        absent = decoder.short_term.absent(reading.memory.filled, decoder.stm_length)
+        states = decoder.memory_states(self.after)
+        for layer, recent, state, (kind, slots) in zip(
+            decoder.layers, self.after.recent, states, _kinds(decoder), strict=True
+        ):
+            vectors = decoder.short_term.line_up(recent, reading.count, longest)
+            state = state if decoder.ltm_enabled else None
+            positions = decoder.cache_positions(slots, width)
+            layers.append(layer.open_cache(vectors, state, positions, width - longest))
+            if kind not in hidden:
+                missing = absent
+                if slots:
+                    _, held = layer.memory.slots(state)
+                    place = torch.arange(slots, device=absent.device)
+                    missing = torch.cat([place < slots - held[:, None], absent], dim=1)
+                scores = torch.zeros_like(missing, dtype=vectors.dtype)
+                scores = scores.masked_fill(missing, -torch.inf)[:, None, None]
+                hidden[kind] = decoder.with_slot_bias(scores, slots).squeeze(2)
+        self.cache = Cache(reading, tuple(layers), tuple(hidden.values()))
+
+    @torch.no_grad()
+    def score(self, targets: Tensor) -> Tensor:
+        """targets: B x T, the token that follows each, pad for none.
+        -> log-probabilities of those that are not pad, in their order"""
+        decoder, asked = self.decoder, targets != self.decoder.dictionary.pad()
+        found = [torch.zeros(0, device=targets.device)]
+        for x, own in zip(self.features[asked].split(512), targets[asked].split(512), strict=True):
+            sample = {"target": own[None]}
+            logs = decoder.get_normalized_probs((decoder.head(x[None]), None), True, sample)
+            found.append(logs[0].gather(1, own[:, None]).squeeze(1).float())
+        return torch.cat(found)
+
+    def end(self) -> Opened:
+        """To go on behind the last token of each row."""
+        # the cache is updated in place, the reading of the caller is not
+        reading = self.cache.reading
+        reading = Reading(reading.memory, reading.tokens.clone(), reading.count.clone())
+        row = torch.arange(reading.num_rows, device=reading.count.device)
+        return self._opened(row, replace(self.cache, reading=reading))
+
+    def branch(self, rows: Tensor, counts: Tensor) -> Opened:
+        """To go on, in row i, behind the first counts[i] tokens of the segment's row rows[i], as if
+        it ended there: of the tokens behind them nothing is left."""
+        cache = self.cache.rows(rows)
+        place = torch.arange(cache.reading.tokens.size(1), device=counts.device)
+        behind = place >= counts[:, None]
+        tokens = cache.reading.tokens.masked_fill(behind, self.decoder.dictionary.pad())
+
+        def clear(x: Tensor) -> Tensor:
+            return x[:, :, x.size(2) - len(place) :].masked_fill_(behind[:, None, :, None], 0)
+
+        for layer in cache.layers:
+            clear(layer.keys), clear(layer.values)
+        reading = Reading(cache.reading.memory, tokens, counts.clone())
+        return self._opened(rows, replace(cache, reading=reading))
+
+    @torch.no_grad()
+    def _opened(self, rows: Tensor, cache: Cache) -> Opened:
+        last = self.features[rows, cache.reading.count - 1]
+        return Opened(self.decoder.head(last[:, None]), cache)
 
 
 class Continuation:
     """The tokens after a reading, one a row at a time, at a cost that does not depend on its
     length.  A row whose segment is full closes it first, as an evaluation would."""
 
-    def __init__(self, decoder: MemoryDecoder, reading: Reading) -> None:
-        self.decoder = decoder
-        self.output, self.cache = open_cache(decoder, reading)
-        length, each = reading.tokens.size(1), _kinds(decoder)
+    def __init__(self, decoder: MemoryDecoder, start: Reading | Opened) -> None:
+        """start: an opened one is used up."""
+        opened = OpenSegment(decoder, start).end() if isinstance(start, Reading) else start
+        self.decoder, self.output, self.cache = decoder, opened.output, opened.cache
+        length, each = self.cache.reading.tokens.size(1), _kinds(decoder)
         kinds = list(dict.fromkeys(each))
         self.kinds = [kinds.index(kind) for kind in each]  # of each layer
         positions = [decoder.cache_positions(slots, length) for _, slots in kinds]
@@ -211,8 +262,9 @@ class Continuation:
         rows = torch.tensor(full, device=tokens.device)
         reading = self.cache.reading.rows(rows)
         lengths = torch.ones_like(reading.count)
-        opened = read(self.decoder, reading, tokens[rows, None], lengths)
-        output, cache = open_cache(self.decoder, opened)
+        reading = read(self.decoder, reading, tokens[rows, None], lengths)
+        opened = OpenSegment(self.decoder, reading).end()
+        output, cache = opened.output, opened.cache
         if len(full) == len(self.counts):
             self.output, self.cache = output, cache
             return
@@ -233,6 +285,9 @@ class Continuation:
         row = torch.arange(len(counts), device=tokens.device)
         reading.tokens[row, reading.count] = tokens
         x = decoder.embed(tokens[:, None], reading.count[:, None])
+        if decoder.roles is not None:
+            roles = decoder.roles.of(reading.tokens, *reading.memory.role)
+            x = x + decoder.roles(roles.gather(1, reading.count[:, None]))
         for layer, own, kind, table in zip(
             decoder.layers, cache.layers, self.kinds, self.tables, strict=True
         ):

@@ -52,6 +52,10 @@ class MemoryLMConfig(*(host.Config for host in HOSTS.values())):  # type: ignore
     adaptive_softmax_dropout: float = setting(0, "dropout of the tails of the adaptive softmax")
     tie_adaptive_weights: bool = setting(False, "tie adaptive softmax to adaptive input")
     tie_adaptive_proj: bool = setting(False, "tie the projections of the two as well")
+    role_words: Optional[str] = setting(
+        None, "words that begin a part of a text, as <speaker1>,<speaker2>: an embedding of each "
+        "is added to all tokens of its part", before=None,
+    )  # fmt: skip
     checkpoint_activations: bool = setting(False, "recompute layers in the backward pass")
     stm_length: int = setting(256, "short-term memory: vectors kept for the self-attention, S")
     ltm_enabled: Optional[bool] = setting(
@@ -106,6 +110,7 @@ class MemoryLM(FairseqLanguageModel):
         common = {field.name for field in fields(MemoryLMConfig)}
         names = [field.name for field in fields(cls.config) if field.name not in common]
         names = ["stm_length", "decoder_post_norm", "activation_fn", *names, *host.memory_fields]
+        names.append("role_words")
         if host is not HOSTS["transformer_xl"]:
             names.insert(0, "decoder_host")
         before = {
@@ -163,19 +168,24 @@ class MemoryLM(FairseqLanguageModel):
     def is_stateless(self) -> bool:
         """Whether a segment is read without anything of those before it."""
         decoder = self.decoder
-        return decoder.stm_length == 0 and all(layer.memory is None for layer in decoder.layers)
+        alone = decoder.stm_length == 0 and decoder.roles is None
+        return alone and all(layer.memory is None for layer in decoder.layers)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """A checkpoint of a host alone serves any memory, which starts as new."""
+        """A checkpoint of a host alone serves any memory, which starts as new; so do roles."""
         super().upgrade_state_dict_named(state_dict, name)
         for key in [key for key in state_dict if ".attention.memory_output." in key]:
             # where version 0.3 had it
             new = key.replace(".attention.memory_output.", ".memory.output.")
             state_dict[new] = state_dict.pop(key)
-        own = self.memory_state_dict()
-        if self.decoder.pretrained and own and not own.keys() & state_dict.keys():
-            logger.info("the checkpoint has no long-term memory: it starts as new")
-            state_dict.update(own)
+        if self.decoder.pretrained:
+            for part, own in (
+                ("long-term memory", self.memory_state_dict()),
+                ("embedding of roles", self.role_state_dict()),
+            ):
+                if own and not own.keys() & state_dict.keys():
+                    logger.info(f"the checkpoint has no {part}: it starts as new")
+                    state_dict.update(own)
 
     def memory_state_dict(self) -> dict[str, Any]:
         """The part of the state dict that is the long-term memory's, and not its host's."""
@@ -184,6 +194,10 @@ class MemoryLM(FairseqLanguageModel):
             if layer.memory is not None:
                 found.update(layer.memory.state_dict(prefix=f"decoder.layers.{number}.memory."))
         return found
+
+    def role_state_dict(self) -> dict[str, Any]:
+        roles = self.decoder.roles
+        return {} if roles is None else roles.state_dict(prefix="decoder.roles.")
 
     def fingerprint(self) -> str:
         """Of these very weights and settings: a memory is read by the model that wrote it."""

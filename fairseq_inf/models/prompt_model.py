@@ -8,7 +8,7 @@ from fairseq.models import FairseqIncrementalDecoder
 from torch import Tensor, nn
 
 from .decoder import MemoryDecoder
-from .generation import Continuation, Reading, new_reading, read
+from .generation import Continuation, Opened, Reading, new_reading, read
 
 
 class PromptReader(nn.Module):
@@ -18,11 +18,14 @@ class PromptReader(nn.Module):
         super().__init__()
         self.decoder, self.length = decoder, length
 
-    def forward_torchscript(self, net_input: dict[str, Any]) -> dict[str, Reading]:
+    def forward_torchscript(self, net_input: dict[str, Any]) -> dict[str, Reading | Opened]:
         """net_input: src_tokens, src_lengths and, if there is one, the `memory` to go on from, a
-        Reading of one row or of as many as the prompts.  -> {"reading": Reading}"""
+        Reading of one row or of as many as the prompts; or an Opened, and no prompts.
+        -> {"reading": Reading or Opened}"""
         tokens, lengths = net_input["src_tokens"], net_input["src_lengths"]
         reading = net_input.get("memory")
+        if isinstance(reading, Opened):
+            return {"reading": reading}
         if reading is None:
             reading = new_reading(self.decoder, len(tokens), self.length)
         elif reading.num_rows != len(tokens):
@@ -30,8 +33,8 @@ class PromptReader(nn.Module):
         return {"reading": read(self.decoder, reading, tokens, lengths)}
 
     def reorder_encoder_out(
-        self, encoder_out: dict[str, Reading], order: Tensor
-    ) -> dict[str, Reading]:
+        self, encoder_out: dict[str, Reading | Opened], order: Tensor
+    ) -> dict[str, Reading | Opened]:
         return {name: reading.rows(order) for name, reading in encoder_out.items()}
 
 

@@ -5,6 +5,7 @@ from .decoder_layer import DecoderLayer, LayerCache, LayerPlan, Segment
 from .gpt2_attention import GPT2Attention, slot_bias
 from .relative_attention import RelativeAttention, sinusoids
 from .rms_norm import RMSNorm
+from .roles import Roles
 from .rotary_attention import RotaryAttention, rotations
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Place",
     "RMSNorm",
     "RelativeAttention",
+    "Roles",
     "RotaryAttention",
     "Segment",
     "rotations",

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from fairseq_inf.data.encoding import Failure
 
+from .words import ABSENT, NEW
+
 Config = dict[str, Any]  # of config.json
 Tensors = dict[str, Tensor]
 HEAD = "lm_head.weight"
@@ -142,13 +144,14 @@ class Layout:
         }
 
     def to_ours(self, tensors: Tensors, config: Config, ids: Tensor) -> Tensors:
-        """ids: the token of each word of the dictionary, -1 for words that the model has not"""
+        """ids: of `token_ids`.  New words begin as the mean of all."""
         tensors = {name.removeprefix(self.prefix): x for name, x in tensors.items()}
         width, real = self.get(config, "decoder_embed_dim"), ids >= 0
         shape = (config["vocab_size"], width)
 
         def rows(words: Tensor) -> Tensor:
-            return torch.zeros(len(ids), width).index_put((real,), words[ids[real]])
+            found = torch.zeros(len(ids), width).index_put((real,), words[ids[real]])
+            return torch.where((ids == NEW)[:, None], words.mean(dim=0), found)
 
         words = take(tensors, self.embedding, shape)
         found = {"embed_tokens.weight": rows(words), "output_projection.weight": rows(words)}
@@ -156,7 +159,7 @@ class Layout:
             found["output_projection.weight"] = rows(take(tensors, HEAD, shape))
         elif HEAD in tensors and not torch.equal(tensors[HEAD].float(), words):
             raise Failure(f"{HEAD} is not {self.embedding}, but by config.json they are tied")
-        found["absent"] = torch.zeros(len(ids)).masked_fill(~real, -torch.inf)
+        found["absent"] = torch.zeros(len(ids)).masked_fill(ids == ABSENT, -torch.inf)
         used = {self.embedding, HEAD}
         for part in self.parts(config):
             found |= part.to_ours(tensors)

@@ -1,6 +1,7 @@
 """The dictionary of a pretrained model: its words are the numbers of the model's tokens.
 
 </s> is the token that ends a text, which may be in the dictionary once more and is not used there.
+Words such as <speaker1>, which data may have beside the model's tokens, are new ones to learn.
 """
 
 from pathlib import Path
@@ -10,6 +11,8 @@ from fairseq.data import Dictionary
 from torch import Tensor
 
 from fairseq_inf.data.encoding import Failure
+
+ABSENT, NEW = -1, -2  # in the place of a token: the model does not have the word; it shall learn it
 
 
 def is_token(word: str) -> bool:
@@ -30,12 +33,13 @@ def load_dictionary(path: Path) -> Dictionary:
 
 
 def token_ids(dictionary: Dictionary, words: int, end: int, path: Path) -> Tensor:
-    """The token of each word of a dictionary, -1 for words that the model does not have.
-    path: the dictionary's"""
-    ids = torch.full((len(dictionary),), -1)
+    """The token of each word of a dictionary, or ABSENT, or NEW.  path: the dictionary's"""
+    ids = torch.full((len(dictionary),), ABSENT)
     for index, word in enumerate(dictionary.symbols):
         if is_token(word) and int(word) != end:
             ids[index] = int(word)
+        elif index >= dictionary.nspecial and word.startswith("<") and word.endswith(">"):
+            ids[index] = NEW
     ids[dictionary.eos()] = end
     missing = set(range(words)) - set(ids.tolist())
     if missing or int(ids.max()) >= words:

@@ -1,4 +1,4 @@
-"""What tasks on made-up data share: a line is a document, and only some of its tokens are asked."""
+"""What some tasks share: a line is a document, and only some of its tokens are asked."""
 
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -19,6 +19,7 @@ class LinesConfig(LongSequenceLMConfig):
 class LinesTask(LongSequenceLMTask):
     name: str
     needs: str  # a word that its data has
+    made_by: str  # the command that makes it
 
     def __init__(self, cfg: Any, dictionary: Dictionary) -> None:
         super().__init__(cfg, dictionary)
@@ -30,7 +31,7 @@ class LinesTask(LongSequenceLMTask):
         if dictionary.index(self.needs) == dictionary.unk():
             raise ValueError(
                 f"the dictionary of {cfg.data} has no {self.needs}: make the data with "
-                f"python -m fairseq_inf.data.{self.name}"
+                f"{self.made_by}"
             )
 
     def eval_lm_dataloader(self, *args: Any, **kwargs: Any) -> NoReturn:

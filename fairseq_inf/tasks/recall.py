@@ -20,6 +20,7 @@ class RecallTask(LinesTask):
     have stood before.  Logs recall_L, recall_2L, ..: accuracy at distances below L, below 2L, .."""
 
     name, needs = "recall", "k0"
+    made_by = "python -m fairseq_inf.data.recall"
 
     def build_batches(
         self,

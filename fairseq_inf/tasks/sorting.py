@@ -1,33 +1,25 @@
 """Read a whole sequence into the memory, then tell the tokens of it by falling frequency."""
 
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from fairseq import metrics, utils
 from fairseq.data import Dictionary
 from fairseq.tasks import register_task
 from torch import Tensor
 
-from fairseq_inf.data import SequenceBatches, StreamDataset, find_question
-from fairseq_inf.data.sorting import SEPARATOR, kendall_tau
+from fairseq_inf.data import StreamDataset
+from fairseq_inf.data.sorting import SEPARATOR, find_answer, find_question, kendall_tau
 from fairseq_inf.models.generation import Continuation, new_reading, read
 
-from .lines import LinesConfig, LinesTask
 from .long_sequence_lm import Step
+from .sequences import SequencesConfig, SequencesTask
 
 
 @dataclass
-class SortingConfig(LinesConfig):
-    learn_from_all: bool = field(
-        default=False,
-        metadata={
-            "help": "keep the gradient of segments without targets: a compressive memory learns "
-            "from their reconstruction loss, too"
-        },
-    )
+class SortingConfig(SequencesConfig):
     eval_order: bool = field(
         default=False,
         metadata={
@@ -38,31 +30,23 @@ class SortingConfig(LinesConfig):
 
 
 @register_task("sorting", dataclass=SortingConfig)
-class SortingTask(LinesTask):
-    """A batch is whole sequences.  Its segments go to the model in order, from an empty memory;
-    only what follows <sep> is a target, and only those segments have a gradient."""
+class SortingTask(SequencesTask):
+    """Only what follows <sep> is a target."""
 
     name, needs = "sorting", SEPARATOR
+    made_by = "python -m fairseq_inf.data.sorting"
 
     def __init__(self, cfg: Any, dictionary: Dictionary) -> None:
         super().__init__(cfg, dictionary)
         self.asks = dictionary.index(SEPARATOR)
 
-    def build_batches(
-        self,
-        dataset: StreamDataset,
-        rows: int,
-        own: slice,
-        shuffle_seed: int | None,
-        context: int = 0,
-    ) -> SequenceBatches:
-        length = self.cfg.tokens_per_sample
-        return SequenceBatches(dataset, rows, length, own, self.asks, shuffle_seed)
+    def asked(self, dataset: StreamDataset, document: int) -> np.ndarray:
+        return find_answer(dataset, document)
 
     def prompts(self, dataset: StreamDataset) -> dict[int, Tensor]:
         """A sequence up to <sep>: what fairseq-generate goes on with is its order."""
         return {
-            number: dataset[number][: find_question(dataset, number, self.asks) + 1]
+            number: dataset[number][: find_question(dataset, number) + 1]
             for number in range(len(dataset))
         }
 
@@ -71,59 +55,11 @@ class SortingTask(LinesTask):
         if int(text[-1]) != self.asks:
             raise ValueError(f"{name} must end with {SEPARATOR}: what follows is the order")
 
-    # every batch begins with an empty memory, so that there is none to save
-
-    def save_memory(self) -> dict[str, Tensor]:
-        return {}
-
-    def restore_memory(self, tensors: dict[str, Tensor] | None, rows: slice) -> None:
-        pass
-
-    def gather_memory(self) -> None:
-        pass
-
-    def train_step(
-        self,
-        sample: dict[str, Any],
-        model: Any,
-        criterion: Any,
-        optimizer: Any,
-        update_num: int,
-        ignore_grad: bool = False,
-    ) -> Step:
-        model.train()
-        step = super().train_step
-
-        def learn(segment: dict[str, Any]) -> Step:
-            return step(segment, model, criterion, optimizer, update_num, ignore_grad)
-
-        return self._read(sample, model, learn, 0 if self.cfg.learn_from_all else sample["first"])
-
     def valid_step(self, sample: dict[str, Any], model: Any, criterion: Any) -> Step:
-        model.eval()
-        step = super().valid_step
-        loss, size, log = self._read(
-            sample, model, lambda segment: step(segment, model, criterion), sample["first"]
-        )
+        loss, size, log = super().valid_step(sample, model, criterion)
         if self.cfg.eval_order:
             log.update(self._generate(sample, model))
         return loss, size, log
-
-    def _read(
-        self, sample: dict[str, Any], model: Any, step: Callable[[dict[str, Any]], Step], first: int
-    ) -> Step:
-        """All segments in order, those from `first` on by `step`.  -> loss, sample size, log"""
-        loss: Any = 0
-        size, total = 0, Counter[str]()
-        for number, segment in enumerate(sample["segments"]):
-            if number < first:
-                with torch.no_grad():
-                    model(**segment["net_input"], project=False)
-                continue
-            part, count, log = step(segment)
-            loss, size = loss + part.detach(), size + count
-            total.update(log)
-        return loss, size, {**total, "nsentences": sample["nsentences"]}
 
     @torch.no_grad()
     def _generate(self, sample: dict[str, Any], model: Any) -> dict[str, Any]:

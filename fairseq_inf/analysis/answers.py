@@ -1,0 +1,161 @@
+"""What a model answers at every turn of true conversations, and how likely it finds what was said.
+
+A document is read once, a conversation once; at each of its turns a copy goes on from there.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+
+from fairseq_inf.data.dialogue import MARKERS, find_turns
+from fairseq_inf.data.streams import StreamDataset
+from fairseq_inf.hub import MemoryHub
+from fairseq_inf.models.generation import OpenSegment, Reading, new_reading, read
+
+# B conversations side by side, L tokens of a segment
+
+
+@dataclass
+class Said:
+    """A turn; the first of a conversation is not answered by the model."""
+
+    conversation: int
+    turn: int
+    text: str
+    answer: str = ""  # the model's
+    nll: float = 0.0  # of the words of the text and its end
+    tokens: int = 0
+
+
+@dataclass
+class Stream:
+    """A conversation behind its document."""
+
+    document: int  # of those that were read
+    tokens: Tensor
+    turn: Tensor  # of each token, the number of the turn that it is in
+
+
+def pad(texts: Sequence[Tensor], value: int) -> tuple[Tensor, Tensor]:
+    """-> B x n, lengths: B"""
+    lengths = torch.tensor([len(text) for text in texts])
+    most = int(lengths.max())
+    padded = [F.pad(text, (0, most - len(text)), value=value) for text in texts]
+    return torch.stack(padded), lengths
+
+
+class Answers:
+    """Goes through the conversations of a split."""
+
+    def __init__(
+        self, hub: MemoryHub, dataset: StreamDataset, conversations: int | None = None
+    ) -> None:
+        """conversations: the first that many."""
+        self.hub, words = hub, dataset.dictionary
+        self.pad, self.markers = words.pad(), torch.tensor([words.index(x) for x in MARKERS])
+        documents: dict[tuple[int, ...], int] = {}
+        self.turns: list[Said] = []
+        self.streams: list[Stream] = []
+        for number in range(min(conversations or len(dataset), len(dataset))):
+            tokens = dataset[number]
+            turns = find_turns(tokens.numpy(), words, f"line {number + 1} of {dataset.name}")
+            begin, ends = turns[0].begin, [turn.end for turn in turns]
+            document = documents.setdefault(tuple(tokens[:begin].tolist()), len(documents))
+            turn_of = np.searchsorted(ends, np.arange(begin, len(tokens))) + len(self.turns)
+            self.streams.append(Stream(document, tokens[begin:], torch.from_numpy(turn_of)))
+            for place, turn in enumerate(turns):
+                text = hub.text_of(tokens[turn.begin + 1 : turn.end]).strip()
+                self.turns.append(Said(number, place, text))
+        self.documents = [torch.tensor(document, dtype=torch.long) for document in documents]
+        self.nll = torch.zeros(len(self.turns), dtype=torch.double)
+        self.tokens = torch.zeros(len(self.turns), dtype=torch.long)
+
+    def run(
+        self,
+        generate: bool = True,
+        rows: int = 16,
+        branches: int = 64,
+        seed: int = 1,
+        progress: bool = False,
+        **settings: Any,
+    ) -> list[Said]:
+        """generate: False to only measure likelihoods.  rows: conversations side by side.
+        branches: answers side by side.  settings: of `hub.go_on`"""
+        hub, decoder = self.hub, self.hub.model.decoder
+        texts, lengths = pad(self.documents, self.pad)
+        documents = new_reading(decoder, len(texts), hub.length)
+        documents = read(decoder, documents, texts.to(hub.device), lengths.to(hub.device))
+        order = sorted(self.streams, key=lambda stream: len(stream.tokens))
+        torch.manual_seed(seed)
+        with tqdm(total=len(self.turns), unit=" turns", disable=not progress) as bar:
+            for first in range(0, len(order), rows):
+                own = order[first : first + rows]
+                for segment, turn in self._segments(own, documents):
+                    starts = self._starts(segment, turn)
+                    for some in starts.split(branches) if generate else ():
+                        self._answer(segment, turn, some, settings)
+                        bar.update(len(some))
+                    bar.update(0 if generate else len(starts))
+        for said, nll, tokens in zip(
+            self.turns, self.nll.tolist(), self.tokens.tolist(), strict=True
+        ):
+            said.nll, said.tokens = nll, tokens
+        return self.turns
+
+    def _segments(
+        self, streams: list[Stream], documents: Reading
+    ) -> Iterator[tuple[OpenSegment, Tensor]]:
+        """Read some conversations to their ends; count what is likely.  -> each segment, and the
+        turn of each of its tokens, -1 for those of the document: B x T"""
+        hub, length = self.hub, self.hub.length
+        chosen = torch.tensor([stream.document for stream in streams], device=hub.device)
+        reading = documents.rows(chosen)
+        # from the last border of segments before the first turn
+        before = [x[:n].cpu() for x, n in zip(reading.tokens, reading.count, strict=True)]
+        texts = [torch.cat([x, s.tokens]) for x, s in zip(before, streams, strict=True)]
+        turns = [F.pad(s.turn, (len(x), 0), value=-1) for x, s in zip(before, streams, strict=True)]
+        (inputs, lengths), (turn, _) = pad(texts, self.pad), pad(turns, -1)
+        segments = -(-inputs.size(1) // length)
+        more = segments * length + 1 - inputs.size(1)  # a token behind the last segment
+        inputs, turn = F.pad(inputs, (0, more), value=self.pad), F.pad(turn, (0, more), value=-1)
+        state = reading.memory
+        for begin in range(0, segments * length, length):
+            active = lengths > begin
+            inputs, turn, lengths = inputs[active], turn[active], lengths[active]
+            if begin:
+                state = state.rows(active.to(hub.device))
+            sizes = (lengths - begin).clamp(max=length).to(hub.device)
+            part = inputs[:, begin : begin + length].to(hub.device)
+            segment = OpenSegment(hub.model.decoder, Reading(state, part, sizes))
+            behind = slice(begin + 1, begin + 1 + segment.longest)
+            self._score(segment, inputs[:, behind], turn[:, behind])
+            yield segment, turn[:, begin : begin + segment.longest]
+            state = segment.after
+
+    def _score(self, segment: OpenSegment, follows: Tensor, turn: Tensor) -> None:
+        """follows, turn: of the token behind each of the segment's"""
+        said = (turn >= 0) & ~torch.isin(follows, self.markers)
+        targets = follows.masked_fill(~said, self.pad).to(self.hub.device)
+        self.nll.index_add_(0, turn[said], -segment.score(targets).double().cpu())
+        self.tokens += torch.bincount(turn[said], minlength=len(self.tokens))
+
+    def _starts(self, segment: OpenSegment, turn: Tensor) -> Tensor:
+        """-> row and column of each marker that an answer follows: n x 2"""
+        tokens = segment.cache.reading.tokens[:, : segment.longest].cpu()
+        found = (torch.isin(tokens, self.markers) & (turn >= 0)).nonzero()
+        kept = [i for i, at in enumerate(found) if self.turns[int(turn[tuple(at)])].turn > 0]
+        return found[kept]
+
+    def _answer(
+        self, segment: OpenSegment, turn: Tensor, starts: Tensor, settings: dict[str, Any]
+    ) -> None:
+        rows, columns = starts.to(self.hub.device).unbind(1)
+        answers = self.hub.go_on(segment.branch(rows, columns + 1), without=MARKERS, **settings)
+        for at, answer in zip(starts, answers, strict=True):
+            self.turns[int(turn[tuple(at)])].answer = self.hub.text_of(answer).strip()
