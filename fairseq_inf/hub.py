@@ -318,3 +318,10 @@ def from_pretrained(folder: str, checkpoint: str, data: str, **settings: Any) ->
         raise ValueError(f"checkpoint {path} is a {type(model).__name__}, which has no memory")
     model.prepare_for_inference_(found["args"])
     return MemoryHub(found["args"], found["task"], model)
+
+
+def open_hub(path: str, data: str, cpu: bool = False, **settings: Any) -> MemoryHub:
+    """The same by the path of a checkpoint, on a GPU if there is one.  cpu: not on a GPU"""
+    folder, name = os.path.split(os.path.abspath(path))
+    hub = from_pretrained(folder, name, data, **settings)
+    return hub.cuda() if torch.cuda.is_available() and not cpu else hub

@@ -2,7 +2,6 @@
 
 import argparse
 import io
-import os
 import sys
 import time
 from pathlib import Path
@@ -25,22 +24,15 @@ def main() -> None:
     elif not Path(args.text).is_file():
         parser.error(f"{args.text} does not exist or is not a file")
 
-    import torch
-
+    from fairseq_inf.hub import open_hub
     from fairseq_inf.memory import check_writable
-    from fairseq_inf.models.memory_lm import MemoryLM
 
     try:
         check_writable(args.output)
     except OSError as error:
         parser.error(f"--output: {error}")
     with plain_errors("fairseq-inf-read"):
-        checkpoint = os.path.abspath(args.path)
-        hub = MemoryLM.from_pretrained(
-            os.path.dirname(checkpoint), os.path.basename(checkpoint), args.data
-        )
-        if torch.cuda.is_available() and not args.cpu:
-            hub.cuda()
+        hub = open_hub(args.path, args.data, args.cpu)
         begin = time.time()
         memory = hub.load_memory(args.memory) if args.memory else None
         memory = hub.read(text, memory, progress=True)

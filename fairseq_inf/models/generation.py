@@ -133,7 +133,7 @@ def _kinds(decoder: MemoryDecoder) -> list[tuple[Any, int]]:
 
 @dataclass
 class Opened(State):
-    """A reading that can be gone on with."""
+    """A reading that can be gone on with; that changes its tensors, which are its own."""
 
     output: Tensor  # B x 1 x V: what the model makes of the last token (logits or features)
     cache: Cache
@@ -186,11 +186,8 @@ class OpenSegment:
 
     def end(self) -> Opened:
         """To go on behind the last token of each row."""
-        # the cache is updated in place, the reading of the caller is not
-        reading = self.cache.reading
-        reading = Reading(reading.memory, reading.tokens.clone(), reading.count.clone())
-        row = torch.arange(reading.num_rows, device=reading.count.device)
-        return self._opened(row, replace(self.cache, reading=reading))
+        row = torch.arange(self.cache.num_rows, device=self.features.device)
+        return self._opened(row, self.cache.map(torch.clone))
 
     def branch(self, rows: Tensor, counts: Tensor) -> Opened:
         """To go on, in row i, behind the first counts[i] tokens of the segment's row rows[i], as if
@@ -231,6 +228,7 @@ class Continuation:
             for layer, kind in zip(decoder.layers, self.kinds, strict=True)
         ]
         self._look()
+        self.live = torch.arange(len(self.counts), device=self.output.device)  # rows of the cache
 
     def _look(self) -> None:
         """What the steps up to the next border have in common."""
@@ -238,61 +236,66 @@ class Continuation:
         self.hides = [bool((hidden != 0).any()) for hidden in self.cache.hidden]
 
     def reorder(self, order: Tensor) -> None:
-        """Row i becomes what row order[i] was."""
-        if not torch.equal(order, torch.arange(len(self.counts), device=order.device)):
-            self.cache = self.cache.rows(order)
-            self.output = self.output[order]
+        """Row i becomes what row order[i] was.  The cache, which is large, is only copied if rows
+        are doubled, or half of them are gone."""
+        self.live, self.output = self.live[order], self.output[order]
+        doubled = len(self.live.unique()) < len(self.live)
+        if doubled or 2 * len(self.live) <= len(self.counts):
+            self.cache = self.cache.rows(self.live)
+            self.live = torch.arange(len(self.live), device=order.device)
             self._look()
 
     @torch.no_grad()
     def feed(self, tokens: Tensor) -> Tensor:
         """tokens: B, which follow.  -> `output`: B x 1 x V, what the model makes of them"""
         length = self.cache.reading.tokens.size(1)
-        full = [row for row, count in enumerate(self.counts) if count == length]
+        full = [row for row in self.live.tolist() if self.counts[row] == length]
+        # rows that are gone read anything
+        every = tokens.new_full((len(self.counts),), self.decoder.dictionary.eos())
+        every = every.index_copy(0, self.live, tokens)
         if not full:
-            self.output = self._step(self.cache, tokens, self.counts)
-            self.counts = [count + 1 for count in self.counts]
+            output = self._step(every)
         else:
-            self._cross(tokens, full)
+            output = self._cross(every, torch.tensor(full, device=tokens.device))
             self._look()
+        self.output = output[self.live]
         return self.output
 
-    def _cross(self, tokens: Tensor, full: list[int]) -> None:
+    def _cross(self, tokens: Tensor, full: Tensor) -> Tensor:
         """Rows of full segments begin a new one with their token; the others go on."""
-        rows = torch.tensor(full, device=tokens.device)
-        reading = self.cache.reading.rows(rows)
-        lengths = torch.ones_like(reading.count)
-        reading = read(self.decoder, reading, tokens[rows, None], lengths)
+        reading = self.cache.reading.rows(full)
+        reading = read(self.decoder, reading, tokens[full, None], torch.ones_like(reading.count))
         opened = OpenSegment(self.decoder, reading).end()
-        output, cache = opened.output, opened.cache
         if len(full) == len(self.counts):
-            self.output, self.cache = output, cache
-            return
-        others = [row for row in range(len(self.counts)) if row not in set(full)]
-        index = torch.tensor(others, device=tokens.device)
-        rest = self.cache.rows(index)
-        stepped = self._step(rest, tokens[index], [self.counts[row] for row in others])
-        self.output = self.output.index_copy(0, rows, output).index_copy(0, index, stepped)
-        self.cache = _put(_put(self.cache, rows, cache), index, rest)
+            self.cache = opened.cache.rows(full.argsort())
+            return opened.output[full.argsort()]
+        output = self._step(tokens)
+        news = iter(opened.cache.tensors().values())
+        self.cache.map(lambda x: x.index_copy_(0, full, next(news)))
+        return output.index_copy(0, full, opened.output)
 
-    def _step(self, cache: Cache, tokens: Tensor, counts: list[int]) -> Tensor:
-        """One token in the middle of a segment; updates the cache in place."""
-        decoder, reading = self.decoder, cache.reading
+    def _step(self, tokens: Tensor) -> Tensor:
+        """One token in the middle of a segment; updates the cache in place.  A row whose segment
+        is full comes to nothing, and has to be replaced."""
+        decoder, reading = self.decoder, self.cache.reading
+        last = reading.tokens.size(1) - 1
+        count, counts = reading.count.clamp(max=last), [min(n, last) for n in self.counts]
         places = [
-            self._place(hidden, hides, reading.count, counts)
-            for hidden, hides in zip(cache.hidden, self.hides, strict=True)
+            self._place(hidden, hides, count, counts)
+            for hidden, hides in zip(self.cache.hidden, self.hides, strict=True)
         ]
         row = torch.arange(len(counts), device=tokens.device)
-        reading.tokens[row, reading.count] = tokens
-        x = decoder.embed(tokens[:, None], reading.count[:, None])
+        reading.tokens[row, count] = tokens
+        x = decoder.embed(tokens[:, None], count[:, None])
         if decoder.roles is not None:
             roles = decoder.roles.of(reading.tokens, *reading.memory.role)
-            x = x + decoder.roles(roles.gather(1, reading.count[:, None]))
+            x = x + decoder.roles(roles.gather(1, count[:, None]))
         for layer, own, kind, table in zip(
-            decoder.layers, cache.layers, self.kinds, self.tables, strict=True
+            decoder.layers, self.cache.layers, self.kinds, self.tables, strict=True
         ):
             x = layer.step(x, own, places[kind], table, decoder.ltm_enabled)
         reading.count += 1
+        self.counts = [n + 1 for n in self.counts]
         return decoder.head(x)
 
     @staticmethod

@@ -1,0 +1,167 @@
+"""fairseq-inf-dialogue: answer every turn of true conversations, and measure the answers.
+
+The model reads each conversation of a split, its document first, and answers each turn but the
+first from all that was said before it; what was really said comes into its memory only afterwards.
+It prints perplexity (on all turns), F1, ROUGE, METEOR, BLEU and chrF, each with the interval that
+95 % of the bootstrap draws of whole conversations lie in, and writes them with all answers to a
+JSON file.  With --compare it reads two such files and says how likely chance makes such differences.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from fairseq_inf.errors import Failure, plain_errors
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="fairseq-inf-dialogue", description=__doc__.split(": ")[1].splitlines()[0]
+    )
+    add = parser.add_argument
+    add("data", nargs="?", metavar="DATA_BIN", help="what examples/dialogue/prepare.sh wrote")
+    add("--path", help="checkpoint of the model")
+    add("--output", type=Path, help="JSON file to write")
+    add("--compare", nargs=2, type=Path, metavar="JSON", help="two of these files; nothing else")
+    add("--split", default="test")
+    add("--conversations", type=int, help="take the first that many of the split (all)")
+    add("--perplexity-only", action="store_true", help="answer nothing")
+    search = parser.add_mutually_exclusive_group()
+    search.add_argument("--topp", type=float, default=0.9, help="nucleus that is drawn from (0.9)")
+    search.add_argument("--greedy", action="store_true", help="always the likeliest token")
+    search.add_argument("--beam", type=int, help="beam search with that many hypotheses")
+    add("--max-tokens", type=int, default=50, help="of an answer (50)")
+    add("--seed", type=int, default=1, help="of the draws (1)")
+    add("--rows", type=int, default=16, help="conversations side by side (16)")
+    add("--branches", type=int, default=64, help="answers side by side (64)")
+    add("--memory-off", action="store_true", help="without the long-term memory")
+    add("--cpu", action="store_true", help="do not use a GPU")
+    args = parser.parse_args()
+    if not args.compare and not (args.data and args.path and args.output):
+        parser.error("give DATA_BIN, --path and --output, or --compare with two files")
+    for name in ("max_tokens", "rows", "branches", "conversations", "beam"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    if not 0 < args.topp <= 1:
+        parser.error(f"--topp must be above 0 and at most 1, got {args.topp}")
+    return args
+
+
+def search_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Of fairseq's generator."""
+    if args.greedy or args.beam:
+        return {"beam": args.beam or 1}
+    return {"sampling": True, "sampling_topp": args.topp}
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """-> what the JSON file holds"""
+    import numpy as np
+
+    from fairseq_inf.analysis.answers import Answers
+    from fairseq_inf.analysis.scores import bootstrap, by_conversation, load_meteor, statistics
+    from fairseq_inf.hub import open_hub
+    from fairseq_inf.memory import check_writable
+
+    check_writable(str(args.output))
+    if not args.perplexity_only:
+        load_meteor()  # fails now rather than later
+    off = {"ltm_enabled": False} if args.memory_off else {}
+    hub = open_hub(args.path, args.data, args.cpu, **off)
+    if hub.task.cfg._name != "dialogue":
+        raise Failure(f"--path {args.path} is of --task {hub.task.cfg._name}, not of dialogue.")
+    hub.task.load_dataset(args.split)
+    begin = time.time()
+    answers = Answers(hub, hub.task.dataset(args.split), args.conversations)
+    settings = {"max_tokens": args.max_tokens, **search_settings(args)}
+    turns = answers.run(
+        not args.perplexity_only, args.rows, args.branches, args.seed, True, **settings
+    )
+    seconds = time.time() - begin
+    numbers = [said.conversation for said in turns]
+    likely = np.array([[said.nll, said.tokens] for said in turns])
+    found = {"ppl": by_conversation(likely, numbers)}
+    responses = [said for said in turns if said.turn > 0]
+    if not args.perplexity_only:
+        each = statistics([said.answer for said in responses], [said.text for said in responses])
+        numbers = [said.conversation for said in responses]
+        found |= {name: by_conversation(x, numbers) for name, x in each.items()}
+    asked = {**vars(args), "output": str(args.output), **settings}
+    return {
+        "asked": {name: x for name, x in asked.items() if name != "compare"},
+        "seconds": round(seconds, 1),
+        "conversations": len(answers.streams),
+        "responses": len(responses),
+        "measures": bootstrap(found),
+        "statistics": {name: x.tolist() for name, x in found.items()},
+        "turns": [vars(said) for said in turns],
+    }
+
+
+def show(result: dict[str, Any]) -> str:
+    from fairseq_inf.analysis.report import table
+    from fairseq_inf.analysis.scores import MEASURES
+
+    lines = [
+        [MEASURES[name].title, f"{x['value']:.2f}", f"{x['low']:.2f}–{x['high']:.2f}"]
+        for name, x in result["measures"].items()
+    ]
+    return table(["measure", "value", "95 % of draws"], lines)
+
+
+def load(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+        found["turns"], found["statistics"]
+    except (ValueError, KeyError, TypeError):
+        raise Failure(f"{path} is not what fairseq-inf-dialogue has written.") from None
+    return found
+
+
+def show_difference(paths: list[Path]) -> str:
+    import numpy as np
+
+    from fairseq_inf.analysis.report import table
+    from fairseq_inf.analysis.scores import MEASURES, compare
+
+    results = [load(path) for path in paths]
+    one, other = ([(x["conversation"], x["text"]) for x in r["turns"]] for r in results)
+    if one != other:
+        raise Failure(f"{paths[0]} and {paths[1]} are of different conversations.")
+    both = [name for name in MEASURES if all(name in r["statistics"] for r in results)]
+    mine, theirs = ({name: np.array(r["statistics"][name]) for name in both} for r in results)
+    found = compare(mine, theirs)
+    lines = [
+        [
+            MEASURES[name].title,
+            *(f"{r['measures'][name]['value']:.2f}" for r in results),
+            f"{x['difference']:+.2f}",
+            f"{x['p']:.3f}",
+        ]
+        for name, x in found.items()
+    ]
+    return table(["measure", *(path.stem for path in paths), "difference", "p"], lines)
+
+
+def main() -> None:
+    args = parse()
+    with plain_errors("fairseq-inf-dialogue"):
+        if args.compare:
+            print(show_difference(args.compare))
+            return
+        result = measure(args)
+        args.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(show(result))
+    print(
+        f"{result['responses']:,} responses of {result['conversations']:,} conversations are in "
+        f"{args.output} after {result['seconds']:.0f} seconds",
+        file=sys.stderr,
+    )
+
+
+if __name__ == "__main__":
+    main()
