@@ -4,7 +4,7 @@ The model reads each conversation of a split, its document first, and answers ea
 first from all that was said before it; what was really said comes into its memory only afterwards.
 It prints perplexity (on all turns), F1, ROUGE, METEOR, BLEU and chrF, each with the interval that
 95 % of the bootstrap draws of whole conversations lie in, and writes them with all answers to a
-JSON file.  With --compare it reads two such files and says how likely chance makes such differences.
+JSON file.  With --compare it reads two such files and says how likely the differences are chance.
 """
 
 import argparse

@@ -93,7 +93,8 @@ class GibbsMemory(SignalMemory):
     ) -> tuple[Tensor, Tensor]:
         """-> keys, values: B x H x D x d"""
         x = self.signal(state).to(dtype)
-        return as_heads(self.key(x), self.num_heads), as_heads(self.value(x), self.num_heads)
+        keys, values = (as_heads(f(x), self.num_heads) for f in (self.key, self.value))
+        return keys.contiguous(), values.contiguous()  # a token's read is thrice as fast so
 
     def read(
         self, query: Tensor, own: Tensor | None, contents: tuple[Tensor, Tensor]

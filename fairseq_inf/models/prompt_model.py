@@ -4,11 +4,26 @@ memory, and a decoder that goes on."""
 from typing import Any
 
 import torch
+from fairseq import search
 from fairseq.models import FairseqIncrementalDecoder
 from torch import Tensor, nn
 
 from .decoder import MemoryDecoder
 from .generation import Continuation, Opened, Reading, new_reading, read
+
+
+class Nucleus(search.Sampling):
+    """fairseq's: tokens are drawn from the likeliest ones that have p together.  Only as many as
+    usually do are sorted, which takes most of the time of a small model's token otherwise."""
+
+    USUAL = 1024
+
+    def _sample_topp(self, lprobs: Tensor) -> tuple[Tensor, Tensor]:
+        values, indices = lprobs.topk(min(self.USUAL, lprobs.size(2)))
+        if values.exp().sum(dim=2).min() < self.sampling_topp:
+            return super()._sample_topp(lprobs)
+        probs, order = super()._sample_topp(values)
+        return probs, indices.gather(2, order)
 
 
 class PromptReader(nn.Module):
@@ -35,6 +50,10 @@ class PromptReader(nn.Module):
     def reorder_encoder_out(
         self, encoder_out: dict[str, Reading | Opened], order: Tensor
     ) -> dict[str, Reading | Opened]:
+        same = torch.arange(len(order), device=order.device)
+        if all(reading.num_rows == len(order) for reading in encoder_out.values()):
+            if torch.equal(order, same):  # an opened one is large
+                return encoder_out
         return {name: reading.rows(order) for name, reading in encoder_out.items()}
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any, Optional
 
 import torch
-from fairseq import utils
+from fairseq import search, utils
 from fairseq.data import Dictionary, data_utils, indexed_dataset
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
@@ -32,7 +32,7 @@ from fairseq_inf.data import (
 )
 from fairseq_inf.errors import plain_errors_in_fairseq
 from fairseq_inf.models.memory_lm import complete
-from fairseq_inf.models.prompt_model import PromptModel
+from fairseq_inf.models.prompt_model import Nucleus, PromptModel
 
 from .checkpoints import check_overrides, open_checkpoint
 from .lock import lock
@@ -445,7 +445,13 @@ class LongSequenceLMTask(FairseqTask):
             )
         length = self.cfg.tokens_per_sample
         models = [PromptModel(model, length) for model in models]
-        return super().build_generator(models, args, *other, **kwargs)
+        generator = super().build_generator(models, args, *other, **kwargs)
+        drawn = generator.search
+        if type(drawn) is search.Sampling and drawn.sampling_topp > 0:
+            generator.search = Nucleus(
+                self.target_dictionary, drawn.sampling_topk, drawn.sampling_topp
+            )
+        return generator
 
     # what must not change between training and evaluation
 
