@@ -16,7 +16,7 @@ class Nucleus(search.Sampling):
     """fairseq's: tokens are drawn from the likeliest ones that have p together.  Only as many as
     usually do are sorted, which takes most of the time of a small model's token otherwise."""
 
-    USUAL = 1024
+    USUAL = 4096
 
     def _sample_topp(self, lprobs: Tensor) -> tuple[Tensor, Tensor]:
         values, indices = lprobs.topk(min(self.USUAL, lprobs.size(2)))
