@@ -16,6 +16,7 @@ from .trace import Trace
 # colours that those who see no red or no green tell apart (Okabe and Ito)
 BLUE, ORANGE, GREEN, PINK, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9"
 GREY = "#8a8f98"
+HEADS = (BLUE, ORANGE, GREEN, PINK, "#E69F00", SKY)
 
 
 def shown(word: str, most: int = 24) -> str:
@@ -30,6 +31,11 @@ def vector_words(trace: Trace, first: int, after: int) -> list[str]:
     if first == 0 and after > 0:
         return ["⟨start⟩", *trace.words(0, after - 1)]
     return trace.words(first - 1, after - 1) if after > first else []
+
+
+def sharpest(trace: Trace) -> int:
+    """The layer whose reads are the least spread out."""
+    return max(trace.info["layers"], key=lambda own: own["focus"])["layer"]
 
 
 def chosen(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -109,8 +115,8 @@ def at_tokens(trace: Trace, layer: int, tokens: list[int]) -> Iterator[tuple[int
 
 
 def densities(trace: Trace, plt: Any) -> Any:
-    """Through what the heads of the last layer look at the memory, for the words that gain most."""
-    picks, layer = queries(trace), trace.info["layers"][-1]["layer"]
+    """Through what heads look at the memory, for the words that gain most by it."""
+    picks, layer = queries(trace), sharpest(trace)
     figure, axes = plt.subplots(len(picks), 1, figsize=(8, 1.7 * len(picks) + 0.6), sharex=True,
                                 squeeze=False)  # fmt: skip
     edges = torch.linspace(0, 1, 513)
@@ -119,22 +125,33 @@ def densities(trace: Trace, plt: Any) -> Any:
         density = trace.density(layer, token)
         masses = density.mass(edges) * len(t)  # H x D
         for head, own in enumerate(masses):
-            axis.plot(t, own, lw=1, alpha=0.8, label=f"head {head}" if token == picks[0] else None)
+            axis.plot(t, own, lw=1, color=HEADS[head % len(HEADS)], label=f"head {head}")
         words = vector_words(trace, places.first, places.after)
         peak = density.mass(places.edges().float()).mean(dim=0)
-        for i in peak.argsort(descending=True)[:2].tolist():
+        labelled: list[float] = []
+        for i in peak.argsort(descending=True)[:20].tolist():
+            if len(labelled) == 3 or any(abs(places.t[i] - x) < 0.08 for x in labelled):
+                continue
+            labelled.append(float(places.t[i]))
             axis.annotate(
                 shown(words[i]),
                 (float(places.t[i]), axis.get_ylim()[1]),
                 fontsize=8, ha="center", va="bottom", color=ORANGE,
             )  # fmt: skip
         [word] = trace.words(token, token + 1)
-        bits = trace.column("loss.off", token, token + 1) - trace.column("loss.on", token, token + 1)
+        bits = trace.column("loss.off", token, token + 1) - trace.column(
+            "loss.on", token, token + 1
+        )
         axis.set_ylabel(f"{shown(word, 14)}\n+{float(bits[0]) / np.log(2):.1f} bits", fontsize=8)
         axis.set_yticks([])
         axis.set_xlim(0, 1)
     axes[-1, 0].set_xlabel("t: 0 oldest, 1 newest")
-    axes[0, 0].legend(fontsize=7, ncols=4, loc="lower right", bbox_to_anchor=(1, 1.15), frameon=False)
+    axes[0, 0].legend(
+        fontsize=7, ncols=6, loc="lower right", bbox_to_anchor=(1, 1.15), frameon=False
+    )
+    figure.suptitle(
+        f"Where the heads of layer {layer} looked for the words that gained most", fontsize=11
+    )
     return figure
 
 
@@ -149,8 +166,7 @@ def memories(trace: Trace) -> list[tuple[str, str]]:
 
 def space(trace: Trace, plt: Any) -> Any:
     """The space of each word at the end, and the words with the largest peaks."""
-    layer = trace.info["layers"][-1]["layer"]
-    kinds = memories(trace)
+    layer, kinds = sharpest(trace), memories(trace)
     figure, axes = plt.subplots(len(kinds), 1, figsize=(9, 2.4 * len(kinds)), sharex=True,
                                 squeeze=False)  # fmt: skip
     for axis, (kind, name) in zip(axes[:, 0], kinds, strict=True):
@@ -164,7 +180,7 @@ def space(trace: Trace, plt: Any) -> Any:
         gap, labelled = max(len(number) / 12, 1), []  # type: ignore[var-annotated]
         words = vector_words(trace, places.first, places.after)
         for i in np.argsort(-spaces, kind="stable").tolist():
-            if len(labelled) == 8:
+            if len(labelled) == 8 or spaces[i] < 1.5 * np.median(spaces):
                 break
             if all(abs(i - j) > gap for j in labelled):
                 labelled.append(i)
@@ -196,15 +212,20 @@ def reconstruction(trace: Trace, plt: Any) -> Any:
     return figure
 
 
+def saved(nats: Any) -> np.ndarray:
+    """By how many percent the perplexity is less."""
+    return 100 * (1 - np.exp(-np.asarray(nats)))
+
+
 def gain(trace: Trace, plt: Any) -> Any:
-    """Perplexity without the memory over that with it, by place and by frequency."""
+    """What perplexity is less with the memory than without, by place and by frequency."""
     off, on = trace.column("loss.off").astype("f8"), trace.column("loss.on").astype("f8")
     tokens = trace.column("tokens")
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 3.2))
     parts = min(40, max(len(on) // 50, 1))
     by_place = [x.mean() for x in np.array_split(off - on, parts)]
     ends = np.linspace(0, len(on), parts + 1)
-    left.bar((ends[1:] + ends[:-1]) / 2, 100 * (np.exp(by_place) - 1), width=np.diff(ends) * 0.9,
+    left.bar((ends[1:] + ends[:-1]) / 2, saved(by_place), width=np.diff(ends) * 0.9,
              color=[BLUE if x >= 0 else ORANGE for x in by_place])  # fmt: skip
     left.set_xlabel("place in the text, tokens")
     left.set_ylabel("perplexity saved by the memory, %")
@@ -216,7 +237,7 @@ def gain(trace: Trace, plt: Any) -> Any:
         if own.any():
             low, high = 2**number, 2 ** (number + 1) - 1
             names.append(f"{low:,}" if low == high else f"{low:,}–{high:,}")
-            heights.append(100 * (np.exp((off - on)[own].mean()) - 1))
+            heights.append(float(saved((off - on)[own].mean())))
     right.bar(range(len(names)), heights, color=[BLUE if x >= 0 else ORANGE for x in heights])
     right.set_xticks(range(len(names)), names, rotation=40, ha="right", fontsize=8)
     right.set_xlabel("how often the word is in the text")

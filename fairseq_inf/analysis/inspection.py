@@ -90,6 +90,7 @@ class Watch:
         self.unread = 0  # tokens before the first that could read something
         self.cells = 0
         self.kind: str | None = None
+        self.peaks = self.reads = 0.0
 
     def follow(self, own: Any, state: Any, count: int, position: int, tokens: int) -> None:
         """One segment.  own: extra of the layer, count: how many vectors have left, tokens: T"""
@@ -106,6 +107,8 @@ class Watch:
         masses = own.seen.mass(edges.to(state_device(state)).float())  # 1 x H x T x D
         histogram = masses.mean(dim=(1, 2)).float().cpu().numpy()
         self.writer.add(f"{self.name}.histogram", histogram)
+        self.peaks += float(masses.amax(dim=-1).mean()) * tokens
+        self.reads += tokens
         for part, values in own.seen.parts(KEPT).items():
             rows = values[0].transpose(0, 1).cpu()  # T x H x ..
             kind = torch.int32 if part == "cell" else torch.float16
@@ -132,6 +135,7 @@ class Watch:
             "density": self.kind,
             "cells": self.cells,
             "kept": min(KEPT, self.cells),
+            "focus": self.peaks / max(self.reads, 1),  # the mean of each read's largest bin
         }
 
 
@@ -233,7 +237,9 @@ def inspect(
 
 
 def _sticky(hub: MemoryHub) -> bool:
-    return any(layer.memory is not None and layer.memory.observes for layer in hub.model.decoder.layers)
+    return any(
+        layer.memory is not None and layer.memory.observes for layer in hub.model.decoder.layers
+    )
 
 
 class Pieces:

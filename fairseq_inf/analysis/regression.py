@@ -27,7 +27,9 @@ def regression_error(decoder: MemoryDecoder, tokens: Tensor, length: int) -> lis
         for part in tokens.split(length, dim=1):
             [count] = set(decoder.short_term.left(state.filled.tolist()))
             _, state, extra = decoder(part, state)
-            layers = [own for own, x in zip(extra["layers"], decoder.layers, strict=True) if x.memory]
+            layers = [
+                own for own, x in zip(extra["layers"], decoder.layers, strict=True) if x.memory
+            ]
             for number, own in enumerate(layers):
                 memory = memories[number]
                 if own.moves is None or memory.observes or memory.has_slots:

@@ -1,7 +1,7 @@
 """What an inspection has seen, on disk: columns of numbers that grow with the text, and their sizes.
 
-    trace.json         what was read by which model
-    trace.safetensors  tokens, text, losses; densities, histograms, places, coefficients by layer
+trace.json         what was read by which model
+trace.safetensors  tokens, text, losses; densities, histograms, places, coefficients by layer
 """
 
 from __future__ import annotations
@@ -144,7 +144,12 @@ class Trace:
             if new:
                 places = torch.from_numpy(self.column(f"{name}.new", new_at, new_at + new))
             yield Move(
-                places, pairs[:, 0].contiguous(), pairs[:, 1].contiguous(), None, bool(forgets), begin
+                places,
+                pairs[:, 0].contiguous(),
+                pairs[:, 1].contiguous(),
+                None,
+                bool(forgets),
+                begin,
             )
 
     def walk(self, name: str) -> Iterator[Places]:

@@ -315,9 +315,7 @@ class SignalMemory(LongTermMemory):
             levels = ((steps.to(histogram) + 0.5) / self.samples).expand(rows, -1)
         return histogram_quantiles(histogram, levels)
 
-    def moves(
-        self, state: ContinuousState, plan: WritePlan, key: Tensor | None
-    ) -> list[Move]:
+    def moves(self, state: ContinuousState, plan: WritePlan, key: Tensor | None) -> list[Move]:
         """A write to a line that is not sticky takes t to where the schedule moves it; a sticky one
         what stood between two samples to between the places that these get."""
         ends = torch.tensor([0.0, 1.0], dtype=torch.float64)
