@@ -45,7 +45,7 @@ def chosen(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def borders(trace: Trace, name: str, places: Places) -> np.ndarray:
-    """Left ends of what each write has brought, in the last state: of those that still stand there."""
+    """Where what each write has brought begins, in the last state, if it is still there."""
     firsts, come = [], 0
     for move in trace.moves(name):
         if len(move.new):
@@ -119,7 +119,7 @@ def densities(trace: Trace, plt: Any) -> Any:
     picks, layer = queries(trace), sharpest(trace)
     figure, axes = plt.subplots(len(picks), 1, figsize=(8, 1.7 * len(picks) + 0.6), sharex=True,
                                 squeeze=False)  # fmt: skip
-    edges = torch.linspace(0, 1, 513)
+    edges = torch.linspace(0, 1, 513, dtype=torch.float64)
     t = (edges[1:] + edges[:-1]) / 2
     for axis, (token, places) in zip(axes[:, 0], at_tokens(trace, layer, picks), strict=True):
         density = trace.density(layer, token)
@@ -127,7 +127,7 @@ def densities(trace: Trace, plt: Any) -> Any:
         for head, own in enumerate(masses):
             axis.plot(t, own, lw=1, color=HEADS[head % len(HEADS)], label=f"head {head}")
         words = vector_words(trace, places.first, places.after)
-        peak = density.mass(places.edges().float()).mean(dim=0)
+        peak = density.mass(places.edges()).mean(dim=0)
         labelled: list[float] = []
         for i in peak.argsort(descending=True)[:20].tolist():
             if len(labelled) == 3 or any(abs(places.t[i] - x) < 0.08 for x in labelled):
@@ -139,10 +139,8 @@ def densities(trace: Trace, plt: Any) -> Any:
                 fontsize=8, ha="center", va="bottom", color=ORANGE,
             )  # fmt: skip
         [word] = trace.words(token, token + 1)
-        bits = trace.column("loss.off", token, token + 1) - trace.column(
-            "loss.on", token, token + 1
-        )
-        axis.set_ylabel(f"{shown(word, 14)}\n+{float(bits[0]) / np.log(2):.1f} bits", fontsize=8)
+        bits = (trace.loss("off", token) - trace.loss("on", token)) / np.log(2)
+        axis.set_ylabel(f"{shown(word, 14)}\n+{bits:.1f} bits", fontsize=8)
         axis.set_yticks([])
         axis.set_xlim(0, 1)
     axes[-1, 0].set_xlabel("t: 0 oldest, 1 newest")
@@ -283,12 +281,12 @@ def write_tables(trace: Trace, folder: Path) -> None:
     for own in chosen(trace.info["layers"]):
         for token, places in at_tokens(trace, own["layer"], tokens):
             [word] = trace.words(token, token + 1)
-            off, on = (float(trace.column(f"loss.{x}", token, token + 1)[0]) for x in ("off", "on"))
+            bits = (trace.loss("off", token) - trace.loss("on", token)) / np.log(2)
             words = vector_words(trace, places.first, places.after)
-            masses = trace.density(own["layer"], token).mass(places.edges().float()).mean(dim=0)
+            masses = trace.density(own["layer"], token).mass(places.edges()).mean(dim=0)
             for i in masses.argsort(descending=True, stable=True)[:5].tolist():
                 rows.append({
-                    "token": token, "word": word, "gain_bits": round((off - on) / np.log(2), 3),
+                    "token": token, "word": word, "gain_bits": round(bits, 3),
                     "layer": own["layer"], "attended_token": places.first + i - 1,
                     "attended": words[i], "mass": f"{float(masses[i]):.4g}",
                 })  # fmt: skip

@@ -51,7 +51,7 @@ def _script(name: str, kind: str, content: str) -> str:
 
 def _write(file: IO[str], name: str, values: np.ndarray) -> None:
     little = values.astype(values.dtype.newbyteorder("<"), copy=False)
-    content = base64.b64encode(np.ascontiguousarray(little)).decode()
+    content = base64.b64encode(little.tobytes()).decode()
     file.write(_script(name, "application/octet-stream", content))
 
 
@@ -87,8 +87,8 @@ def columns(trace: Trace) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def packed(trace: Trace, own: dict[str, Any], first: int, after: int, kept: int) -> np.ndarray:
-    """The densities of some tokens, head by head: of a Gaussian mu and log2 sigma, else cells, their
-    masses and the mass of all others.  -> u2"""
+    """The densities of some tokens, head by head: of a Gaussian mu and log2 sigma, else cells,
+    their masses and the mass of all others.  -> u2"""
 
     def column(part: str) -> np.ndarray:
         return trace.column(f"own.{own['layer']}.{part}", first, after).astype("f8")

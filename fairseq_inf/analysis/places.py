@@ -76,9 +76,8 @@ class Sample:
                 moved.append(t)
         while len(self.kept) > self.most:
             self.every *= 2
-            pairs = zip(self.kept, moved, strict=True)
-            pairs = [(own, t) for own, t in pairs if own[0] % self.every == 0]
-            self.kept, moved = [own for own, _ in pairs], [t for _, t in pairs]
+            stay = [i for i, (number, _) in enumerate(self.kept) if number % self.every == 0]
+            self.kept, moved = [self.kept[i] for i in stay], [moved[i] for i in stay]
         alive = [i for i, t in enumerate(moved) if t >= 0]
         self.kept = [self.kept[i] for i in alive]
         self.t = torch.tensor([moved[i] for i in alive], dtype=torch.float64)

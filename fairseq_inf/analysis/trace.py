@@ -1,4 +1,4 @@
-"""What an inspection has seen, on disk: columns of numbers that grow with the text, and their sizes.
+"""What an inspection has seen, on disk: columns of numbers that grow with the text.
 
 trace.json         what was read by which model
 trace.safetensors  tokens, text, losses; densities, histograms, places, coefficients by layer
@@ -124,6 +124,10 @@ class Trace:
             return self.file.get_tensor(name)
         return part[first : size if after is None else min(after, size)]
 
+    def loss(self, kind: str, token: int) -> float:
+        """In nats.  kind: on, off or other"""
+        return float(self.column(f"loss.{kind}", token, token + 1)[0])
+
     def words(self, first: int, after: int) -> list[str]:
         """What each token adds to the text."""
         ends = self.column("ends", max(first - 1, 0), after)
@@ -143,14 +147,8 @@ class Trace:
             places = torch.zeros(0, dtype=torch.float64)
             if new:
                 places = torch.from_numpy(self.column(f"{name}.new", new_at, new_at + new))
-            yield Move(
-                places,
-                pairs[:, 0].contiguous(),
-                pairs[:, 1].contiguous(),
-                None,
-                bool(forgets),
-                begin,
-            )
+            before, after = pairs.T.contiguous()
+            yield Move(places, before, after, None, bool(forgets), begin)
 
     def walk(self, name: str) -> Iterator[Places]:
         """Where the vectors are when each segment reads: the same object all the way."""
@@ -161,25 +159,22 @@ class Trace:
 
     def places(self, name: str) -> Places:
         """Where the vectors are at the end."""
-        for found in self.walk(name):
-            pass
+        *_, found = self.walk(name)
         return found
 
     def density(self, layer: int, token: int) -> GaussianDensity | CellDensity:
         """Through which each head looked when the token was predicted: of H."""
         name = f"own.{layer}"
+
+        def part(kind: str) -> Tensor:
+            return torch.from_numpy(self.column(f"{name}.{kind}", token, token + 1)[0]).double()
+
         if f"{name}.mu" in self.names:
-            mu, sigma = (
-                torch.from_numpy(self.column(f"{name}.{part}", token, token + 1)[0])
-                for part in ("mu", "sigma")
-            )
+            mu, sigma = (part(x) for x in ("mu", "sigma"))
             return GaussianDensity(mu, sigma.square())
-        cell, mass, rest = (
-            torch.from_numpy(self.column(f"{name}.{part}", token, token + 1)[0])
-            for part in ("cell", "mass", "rest")
-        )
+        cell, mass, rest = (part(x) for x in ("cell", "mass", "rest"))
         [cells] = [own["cells"] for own in self.info["layers"] if own["layer"] == layer]
-        return Weights(spread(cell, mass.float(), rest.float(), cells))
+        return Weights(spread(cell, mass, rest, cells))
 
 
 def spread(cell: Tensor, mass: Tensor, rest: Tensor, cells: int) -> Tensor:
