@@ -62,7 +62,7 @@ class CellDensity:
     def mass(self, edges: Tensor) -> Tensor:
         """As that of a Gaussian: the mass between consecutive edges (K + 1).  -> ... x K"""
         masses = self.masses()
-        place = edges.to(masses.dtype).clamp(0, 1) * masses.size(-1)
+        place = edges.to(masses).clamp(0, 1) * masses.size(-1)
         cell = place.long().clamp(max=masses.size(-1) - 1)
         below = F.pad(masses.cumsum(dim=-1), (1, 0))[..., cell]
         return (below + (place - cell) * masses[..., cell]).diff(dim=-1)
