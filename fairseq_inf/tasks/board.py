@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -55,9 +56,10 @@ class MemoryBoard:
                 continue
             self.places.setdefault(number, Places()).follow(own.moves[0])
             if own.seen is not None and self.segments % EVERY == 0:
-                device = output[0].device
-                masses = own.seen.mass(torch.linspace(0, 1, BINS + 1, device=device))[0]
-                self.reads[number] = self.reads.get(number, 0) + masses.sum(dim=(0, 1)).cpu()
+                first = replace(own.seen, **{x: y[:1] for x, y in vars(own.seen).items()})
+                edges = torch.linspace(0, 1, BINS + 1, device=output[0].device)
+                counts = first.mass(edges).sum(dim=(0, 1, 2)).cpu()
+                self.reads[number] = self.reads.get(number, 0) + counts
         self.segments += 1
 
     def close(self, step: int) -> None:
