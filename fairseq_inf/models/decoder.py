@@ -130,6 +130,7 @@ class MemoryDecoder(FairseqDecoder):
         self.adaptive_softmax = self.output_projection = None
         self.dim, self.short_term = cfg.decoder_embed_dim, ShortTermMemory(cfg.stm_length)
         self.ltm_enabled = cfg.ltm_enabled is not False
+        self.watched = False  # set by an inspection: what is found goes into `extra["layers"]`
         self.checkpoint_activations = cfg.checkpoint_activations
         self.dropout = nn.Dropout(cfg.dropout)
         self.roles = build_roles(cfg, dictionary)
@@ -191,7 +192,8 @@ class MemoryDecoder(FairseqDecoder):
         """tokens: B x T, padded on the right to the lengths (B) if there are any.  goals: what is
         to be learned beside the likelihood.  head: False for what the head takes, B x T x e.
         -> logits (features with an adaptive softmax, None unless `project`): B x T x V, state,
-        extra: what the memories have seen, a layer each, their losses and logs by name"""
+        extra: of each layer what its memory has seen, learned and logged, and the losses and logs
+        of all by name"""
         self.check_length(tokens.size(1))
         self.check_tokens(tokens)
         segment, plans = self._plan(tokens, state, lengths, goals)
@@ -201,7 +203,7 @@ class MemoryDecoder(FairseqDecoder):
             roles = self.roles.of(tokens, *state.role)
             x = x + self.roles(roles)
         recents, memories = [], []
-        extra: dict[str, Any] = {"seen": [], "losses": {}, "logs": {}}
+        extra: dict[str, Any] = {"layers": [], "losses": {}, "logs": {}}
         for number, (layer, recent, kept, plan) in enumerate(
             zip(self.layers, state.recent, self.memory_states(state), plans, strict=True)
         ):
@@ -216,7 +218,7 @@ class MemoryDecoder(FairseqDecoder):
                 if used is not None:
                     check_same(kept, used)
                 memories.append(kept if used is None else used)
-            extra["seen"].append(own.seen)
+            extra["layers"].append(own)
             for name, loss in own.losses.items():
                 extra["losses"][name] = extra["losses"].get(name, 0) + loss
             for name, (total, of) in own.logs.items():
@@ -259,7 +261,9 @@ class MemoryDecoder(FairseqDecoder):
                 lengths = None
         filled = state.filled.tolist()
         left, visible = self.short_term.left(filled), self.short_term.visible(filled)
-        segment = Segment(self.short_term, max(visible), lengths, mask, state.key, goals)
+        segment = Segment(
+            self.short_term, max(visible), lengths, mask, state.key, goals, left, self.watched
+        )
         found: dict[Any, LayerPlan] = {}
         plans: list[LayerPlan] = []
         positions: dict[tuple[int, ...], Any] = {}
