@@ -85,6 +85,10 @@ class MemoryHub(nn.Module):
         self.check(total, unknown, "the text" if isinstance(text, str) else _name(text))
         return Memory(reading, self.fingerprint)
 
+    def read_tokens(self, tokens: Tensor, memory: Memory | None = None) -> Memory:
+        """The same for a text's tokens: n.  -> Memory"""
+        return Memory(self._read(self._reading(memory), tokens), self.fingerprint)
+
     def load_memory(self, path: str | Path) -> Memory:
         """-> Memory, from a file that `save` wrote with this very model"""
         state = load_state(str(path), self._new_reading(), self.fingerprint)

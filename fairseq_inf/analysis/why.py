@@ -1,0 +1,58 @@
+"""Which words of the past an answer has looked at in the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fairseq_inf.errors import Failure
+from fairseq_inf.hub import MemoryHub
+
+from .inspection import Pieces, Reader
+from .places import Places, phrases
+
+
+@torch.no_grad()
+def attended(hub: MemoryHub, tokens: Tensor, first: int) -> Tensor:
+    """How much of the attention that the tokens from `first` on have paid to the long-term memories
+    went to each token of a stream: a mean over those tokens, the heads and the layers.  What is
+    still in the short-term memory is not in it.  tokens: n.  -> n, of a sum of at most 1"""
+    decoder = hub.model.decoder
+    reader = Reader(decoder)
+    stream = torch.cat([torch.tensor([decoder.dictionary.eos()]), tokens])
+    # the vector of a token stands where the token is an input: one later than as a target
+    found = torch.zeros(len(stream), dtype=torch.float64)
+    places: dict[int, Places] = {}
+    reads = 0
+    for begin in range(0, len(tokens), hub.length):
+        part = stream[begin : begin + hub.length + 1].to(hub.device)
+        _, layers = reader.read(part[:-1], part[1:], watched=True)
+        asked = slice(max(first - begin, 0), None)  # of the targets
+        for number, own in enumerate(layers):
+            if own.moves is None:
+                continue
+            place = places.setdefault(number, Places())
+            place.follow(own.moves[0])
+            if own.seen is None or not len(place.t) or begin + len(part) - 1 <= first:
+                continue
+            masses = own.seen.mass(place.edges().to(hub.device).float())  # 1 x H x T x K
+            masses = masses[0, :, asked].double().cpu()
+            found[place.first : place.after] += masses.sum(dim=(0, 1))
+            reads += masses.size(0) * masses.size(1)
+    if not places:
+        raise Failure("this model has no memory in which words have a place")
+    return found[1:] / max(reads, 1)
+
+
+def excerpts(
+    hub: MemoryHub, tokens: Tensor, weights: Tensor, width: int = 8, most: int = 3
+) -> list[tuple[str, float]]:
+    """The parts of a text that have the most weight, and how much.  -> text, weight"""
+    spell = Pieces(hub)
+    pieces: Sequence[str] = [spell(token) for token in tokens.tolist()]
+    return [
+        (" ".join("".join(pieces[begin:end]).split()), float(weights[begin:end].sum()))
+        for begin, end in phrases(weights.tolist(), width, most)
+    ]
