@@ -22,7 +22,7 @@ MODELS = (
     "infinite_former",
     "infinite_former_sticky",
 )
-ROWS = ("gpt2", *MODELS)
+ROWS = ("gpt2", "host_without_document", "host", *MODELS)
 
 
 def find_configs(parser, args):

@@ -1,6 +1,7 @@
 """fairseq-inf-chat: read a document into the memory, and talk about it in the terminal."""
 
 import argparse
+import logging
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,6 +102,7 @@ def main() -> None:
 
         from fairseq_inf.hub import open_hub
 
+        logging.disable(logging.INFO)
         with plain_errors("fairseq-inf-chat"):
             hub = open_hub(args.path, args.data, args.cpu)
             torch.manual_seed(args.seed)

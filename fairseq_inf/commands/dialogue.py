@@ -9,6 +9,7 @@ JSON file.  With --compare it reads two such files and says how likely the diffe
 
 import argparse
 import json
+import logging
 import sys
 import time
 from pathlib import Path
@@ -149,12 +150,15 @@ def show_difference(paths: list[Path]) -> str:
 
 def main() -> None:
     args = parse()
+    logging.disable(logging.INFO)
     with plain_errors("fairseq-inf-dialogue"):
         if args.compare:
             print(show_difference(args.compare))
             return
         result = measure(args)
-        args.output.write_text(json.dumps(result, indent=1) + "\n")
+        partial = args.output.with_name(f"{args.output.name}.partial")  # never half a file
+        partial.write_text(json.dumps(result, indent=1) + "\n")
+        partial.replace(args.output)
     print(show(result))
     print(
         f"{result['responses']:,} responses of {result['conversations']:,} conversations are in "

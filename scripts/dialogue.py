@@ -1,0 +1,202 @@
+"""Train configs on document-grounded dialogue, answer the test split, and print one table.
+
+    python scripts/dialogue.py examples/dialogue/config/small --data data-bin/dialogue \
+        --without data-bin/dialogue-without --host imported/dialogue/checkpoint.pt \
+        --seeds 1 2 --jobs 2 --cpu
+
+The first argument is a folder of hydra configs, or single ones; those whose names end in
+_without_document are trained and tested on --without.  Each is trained over the seeds, --jobs
+trainings at a time, and its last checkpoint answers the test split; its perplexity is measured
+with its long-term memory off, and on conversations without their documents, too.  --out gets
+table.md and examples.md.  A run that was broken off goes on where it stopped, and a finished one is
+not run again.
+"""
+
+import argparse
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from runs import (
+    checkpoint_settings,
+    find_configs,
+    once,
+    run,
+    side_by_side,
+    spread,
+    threads_each,
+    train,
+)
+
+from fairseq_inf.analysis.answers import Answers
+from fairseq_inf.analysis.report import table
+from fairseq_inf.analysis.scores import MEASURES, bootstrap, compare
+from fairseq_inf.analysis.why import attended, excerpts
+from fairseq_inf.hub import open_hub
+
+WITHOUT = "_without_document"
+SHOWN = ("f1", "rouge1", "rougeL", "meteor", "bleu", "chrf")
+# perplexity, F1, ROUGE-1, ROUGE-L and METEOR of the paper, with GPT-2
+PAPER = {
+    "host_without_document": "19.43, 7.82, 12.18, 10.17, 6.10",
+    "host": "18.53, 8.64, 14.61, 12.03, 7.15",
+    "compressive_transformer": "18.02, 8.78, 14.74, 12.14, 7.29",
+    "infinite_former": "18.02, 8.92, 15.28, 12.51, 7.52",
+    "infinite_former_sticky": "18.04, 9.01, 15.37, 12.56, 7.55",
+}
+
+
+def work(args, config, seed):
+    """Train and test one config, or what an earlier call has left.  -> its results"""
+    folder = Path(args.out).resolve() / config.stem / f"seed{seed}"
+    bare = config.stem.endswith(WITHOUT)
+    data = args.without if bare else args.data
+    asked = {
+        "--data": data,
+        "--host": args.host,
+        "--conversations": args.conversations,
+        "overrides": args.overrides,
+        "config": config.read_text(),
+    }
+
+    def measure():
+        overrides = [f"checkpoint.finetune_from_model='{args.host}'", *args.overrides]
+        seconds = train(config, data, seed, folder, overrides, args.threads, args.cpu)
+        checkpoint = folder / "checkpoint_last.pt"
+        answers = evaluate(args, data, checkpoint, folder / "answers.json")
+        result = {"config": config.stem, "seed": seed, "seconds": seconds}
+        result.update(answering=answers["seconds"], statistics=answers["statistics"])
+        result["ppl"] = answers["measures"]["ppl"]["value"]
+
+        def other(name, *how, of=data):
+            found = evaluate(args, of, checkpoint, folder / name, "--perplexity-only", *how)
+            return found["measures"]["ppl"]["value"]
+
+        if checkpoint_settings(checkpoint)["has_memory"]:
+            result["off"] = other("off.json", "--memory-off")
+        if not bare:
+            result["without"] = other("without.json", of=args.without)
+        return result
+
+    return once(folder, asked, measure)
+
+
+def evaluate(args, data, checkpoint, output, *how):
+    """-> what fairseq-inf-dialogue writes, or has written before"""
+    if not output.is_file():
+        command = [
+            sys.executable, "-m", "fairseq_inf.commands.dialogue", data,
+            "--path", str(checkpoint), "--output", str(output), *how,
+        ]  # fmt: skip
+        command += ["--cpu"] * args.cpu
+        if args.conversations:
+            command += ["--conversations", str(args.conversations)]
+        run(command, output.with_suffix(".log"), args.threads)
+    return json.loads(output.read_text())
+
+
+def pooled(results):
+    """The statistics of all seeds of a config together: of each measure C x K."""
+    return {name: np.sum([r["statistics"][name] for r in results], axis=0) for name in MEASURES}
+
+
+def report(results, configs):
+    """-> the table, and which differences from the host are more than chance"""
+    head = ["model", "perplexity", "by seed", "memory off", "without document"]
+    head += [MEASURES[name].title for name in SHOWN] + ["minutes", "paper"]
+    lines, compared = [], []
+    found = {c.stem: sorted((r for r in results if r["config"] == c.stem),
+                            key=lambda r: r["seed"]) for c in configs}  # fmt: skip
+    for name, own in found.items():
+        values = [r["ppl"] for r in own]
+        cells = [name.replace("_", " "), spread(values), ", ".join(f"{v:.2f}" for v in values)]
+        for kind in ("off", "without"):
+            cells.append(spread([r[kind] for r in own]) if kind in own[0] else "–")
+        measures = bootstrap(pooled(own))
+        cells += ["{value:.2f} ({low:.2f}–{high:.2f})".format(**measures[kind]) for kind in SHOWN]
+        cells.append(spread([(r["seconds"] + r["answering"]) / 60 for r in own]))
+        lines.append([*cells, PAPER.get(name, "–")])
+        if name != "host" and "host" in found:
+            against = compare(pooled(own), pooled(found["host"]))
+            said = [
+                f"{MEASURES[kind].title} {x['difference']:+.2f} (p = {x['p']:.3f})"
+                for kind, x in against.items()
+                if kind in ("ppl", *SHOWN)
+            ]
+            compared.append(f"{name} against host: {', '.join(said)}")
+    return "\n".join([table(head, lines), "", *compared])
+
+
+def examples(args, results, count=3, turns=3):
+    """The first responses of conversations that are evenly spaced over the test split, as the
+    model of the least perplexity that has a memory answered them; with what it looked at."""
+    found = [r for r in results if "off" in r]
+    if not found:
+        return ""
+    best = min(found, key=lambda r: r["ppl"])
+    folder = Path(args.out).resolve() / best["config"] / f"seed{best['seed']}"
+    hub = open_hub(str(folder / "checkpoint_last.pt"), args.data, args.cpu)
+    hub.task.load_dataset("test")
+    dataset = hub.task.dataset("test")
+    said = json.loads((folder / "answers.json").read_text())["turns"]
+    total = said[-1]["conversation"] + 1
+    answers = Answers(hub, dataset, total)
+    lines = [f"{best['config']}, seed {best['seed']}"]
+    for number in range(0, total, -(-total // count)):
+        stream = answers.streams[number]
+        document = answers.documents[stream.document]
+        own = [turn for turn in said if turn["conversation"] == number][: turns + 1]
+        lines += ["", f"Conversation {number + 1} of test", "", f"- {own[0]['text']}"]
+        base = int(stream.turn[0])
+        for turn in own[1:]:
+            before = stream.tokens[stream.turn < base + turn["turn"]]
+            marker = stream.tokens[len(before)][None]
+            answer = hub.tokens_of(f" {turn['answer']}")
+            tokens = torch.cat([document, before, marker, answer])
+            weights = attended(hub, tokens, len(tokens) - len(answer))[: len(document)]
+            looked = [
+                f"“{x}” {100 * w:.1f} %" for x, w in excerpts(hub, document, weights) if w > 0
+            ]
+            lines += [f"- {turn['text']}", f"  - model: {turn['answer'] or '(nothing)'}"]
+            lines.append(f"  - looked at {', '.join(looked) or 'nothing of the document'}")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "configs",
+        nargs="+",
+        help="folders of hydra configs or single .yaml files, and hydra overrides, a=b, for all",
+    )
+    parser.add_argument("--data", required=True, help="data-bin of examples/dialogue/prepare.sh")
+    parser.add_argument("--without", required=True, help="the same, made with --without-document")
+    parser.add_argument("--host", required=True, help="checkpoint that fairseq-inf-import wrote")
+    parser.add_argument("--out", default="dialogue", help="folder for checkpoints and results")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
+    parser.add_argument("--conversations", type=int, help="of the test split, the first that many")
+    parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
+    args = parser.parse_intermixed_args()
+    configs = find_configs(parser, args)
+    args.without, args.host = (str(Path(x).resolve()) for x in (args.without, args.host))
+    for flag, path in (("--without", Path(args.without) / "dict.txt"), ("--host", Path(args.host))):
+        if not path.is_file():
+            parser.error(f"{flag}: {path} does not exist")
+    args.threads = threads_each(args.jobs)
+    results = side_by_side(
+        args.jobs,
+        [partial(work, args, config, seed) for seed in args.seeds for config in configs],
+        lambda result: f"{result['config']} seed {result['seed']}: {result['ppl']:.2f}",
+    )
+    text = report(results, configs)
+    (Path(args.out) / "table.md").write_text(text + "\n")
+    (Path(args.out) / "examples.md").write_text(examples(args, results))
+    print(f"\n{text}")
+
+
+if __name__ == "__main__":
+    main()
