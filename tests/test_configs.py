@@ -14,6 +14,7 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
 import fairseq_inf.models
+import fairseq_inf.tasks.dialogue
 import fairseq_inf.tasks.recall
 import fairseq_inf.tasks.sorting  # noqa: F401  (registers models, tasks and the criterion)
 
@@ -29,15 +30,30 @@ MEMORIES = [
     "transformer_xl",
 ]
 ROWS = {
+    "dialogue": [
+        "compressive_transformer",
+        "host",
+        "host_without_document",
+        "infinite_former",
+        "infinite_former_gibbs",
+        "infinite_former_sticky",
+    ],
     "gpt2": ["compressive_transformer", "gpt2", "infinite_former", "infinite_former_sticky"],
     "sorting": MEMORIES,
     "wikitext103": MEMORIES,
 }
 # what the paper's models have that their architectures do not say
 DEFAULTS = {
+    "dialogue": {
+        "dropout": 0.1,
+        "decoder_positions": 1024,
+        "role_words": "<doc>,<speaker1>,<speaker2>",
+    },
     "gpt2": {"dropout": 0.1, "decoder_positions": 1024},
     "wikitext103": {"dropout": 0.1},
 }
+
+HOSTS_ALONE = ("gpt2", "host", "host_without_document")
 
 
 def read(config):
@@ -73,7 +89,10 @@ def test_a_small_config_makes_a_model_that_takes_its_segments(config):
     cfg = OmegaConf.merge(
         OmegaConf.structured(MODEL_DATACLASS_REGISTRY[name]), {**settings["model"], "seed": 1}
     )
-    task = SimpleNamespace(source_dictionary=Dictionary())
+    words = Dictionary()
+    for word in (settings["model"].get("role_words") or "").split(","):
+        words.add_symbol(word)
+    task = SimpleNamespace(source_dictionary=words)
     model = MODEL_REGISTRY[name].build_model(cfg, task)
     model.decoder.check_length(settings["task"]["tokens_per_sample"])
 
@@ -119,11 +138,19 @@ def test_short_and_long_term_memory_together_are_as_long_in_every_row_of_sorting
 def test_a_config_of_the_paper_says_what_its_architecture_says(config):
     example, _, _, row = config.removesuffix(".yaml").split("/")
     model = read(config)["model"]
-    suffix = {"wikitext103": "wt103"}.get(example, example)
-    arch = "gpt2_lm" if row == "gpt2" else f"{model['_name']}_{suffix}"
+    suffix = {"wikitext103": "wt103", "dialogue": "gpt2"}.get(example, example)
+    arch = "gpt2_lm" if row in HOSTS_ALONE else f"{model['_name']}_{suffix}"
     args = argparse.Namespace(_name=model["_name"], **DEFAULTS.get(example, {}))
     ARCH_CONFIG_REGISTRY[arch](args)
     assert model.pop("ltm_sticky", False) == row.endswith("sticky")
     if example == "gpt2":  # the paper's: the architecture is unbounded by itself
         assert model.pop("ltm_threshold", None) == (2048 if "infinite" in row else None)
+    if example == "dialogue" and row == "compressive_transformer":
+        args.compression_rate = 3
+    if row.endswith("gibbs"):  # what the paper has not
+        own = {"ltm_tau": None, "ltm_widths": "auto"}
+        own |= {"ltm_schedule": "uniform", "ltm_density": "gibbs"}
+        model["ltm_tau"] = None
+        for name, value in own.items():
+            setattr(args, name, value)
     assert vars(args) == model

@@ -39,21 +39,7 @@ name=$1 folder=${2:-}
 output=${DATA_BIN:-data-bin/gpt2-$(basename "$name")}
 [[ -e $output ]] && fail "$output exists already: remove it or choose another DATA_BIN."
 
-bpe=${GPT2_BPE:-data/gpt2_bpe}
-if [[ ! ${GPT2_BPE:-} ]]; then
-    url=${GPT2_BPE_URL:-https://dl.fbaipublicfiles.com/fairseq/gpt2_bpe}
-    for file in encoder.json vocab.bpe; do
-        [[ -e $bpe/$file ]] && continue
-        part=$(mktemp)
-        curl -fsL --connect-timeout 20 -o "$part" "$url/$file" || {
-            rm "$part"
-            fail "$url/$file cannot be downloaded (no network?): give a folder with it as GPT2_BPE."
-        }
-        mkdir -p "$bpe"
-        chmod 644 "$part"
-        mv "$part" "$bpe/$file"
-    done
-fi
+bpe=$(bash "$here/bpe.sh")
 
 if [[ $name == pg19 ]]; then
     BPE=gpt2 GPT2_BPE=$bpe BOOKS=${BOOKS:-2000} exec bash "$here/../pg19/prepare.sh" "$folder" "$output"

@@ -98,7 +98,7 @@ class Answers:
                 own = order[first : first + rows]
                 for segment, turn in self._segments(own, documents):
                     starts = self._starts(segment, turn)
-                    for some in starts.split(branches) if generate else ():
+                    for some in starts.split(branches) if generate and len(starts) else ():
                         self._answer(segment, turn, some, settings)
                         bar.update(len(some))
                     bar.update(0 if generate else len(starts))

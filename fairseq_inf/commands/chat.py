@@ -30,11 +30,22 @@ class Chat:
         self.marker = {word: torch.tensor([words.index(word)]) for word in (DOCUMENT, *SPEAKERS)}
         self.you, self.me = SPEAKERS
         self.end = torch.tensor([words.eos()])
+        text = self._text(document)
         self.memory = hub.read_tokens(self.marker[DOCUMENT])
-        self.memory = hub.read(document, self.memory, progress=True)
-        text = hub.tokens_of(document.read_text("utf-8"))
-        self.stream = torch.cat([self.marker[DOCUMENT], text])  # all that was read
+        self.memory = hub.read(text, self.memory, progress=True)
+        # all that was read
+        self.stream = torch.cat([self.marker[DOCUMENT], hub.tokens_of(text)])
         self.document, self.answer_at = len(self.stream), 0
+
+    @staticmethod
+    def _text(document: Path) -> str:
+        try:
+            text = document.read_bytes().decode("utf-8")
+        except UnicodeDecodeError:
+            raise Failure(f"--document {document} is not UTF-8: convert it.") from None
+        if not text.strip():
+            raise Failure(f"--document {document} is empty: there must be something to talk about.")
+        return text
 
     def _read(self, *parts: Any) -> None:
         tokens = self.torch.cat(parts)

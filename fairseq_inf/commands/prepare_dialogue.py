@@ -54,13 +54,13 @@ def prepare(args: argparse.Namespace) -> dict[str, dict[str, int]]:
     if args.train_conversations is not None and args.train_conversations < 1:
         raise Failure("--train-conversations must be at least 1.")
     encoding = find_encoding(args)
-    films = load_films(args.input)
-    conversations = load_conversations(args.input, films)
-    if not args.part:
-        check_published(conversations, args.input)
-    conversations["train"] = conversations["train"][: args.train_conversations]
     counts = {}
     with new_folder(args.output) as folder:
+        films = load_films(args.input)
+        conversations = load_conversations(args.input, films)
+        if not args.part:
+            check_published(conversations, args.input)
+        conversations["train"] = conversations["train"][: args.train_conversations]
         if encoding is None:
             size = args.vocab_size or 8000
             encoding = new_encoding(conversations["train"], films, size, folder)

@@ -1,0 +1,590 @@
+"""Document-grounded dialogue: conversations, the task, answers, measures and the talk."""
+
+import contextlib
+import copy
+import io
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, fairseq
+from fairseq.data import Dictionary, data_utils
+from zoo import HOSTS, MEMORIES, make_model
+
+from fairseq_inf.analysis import scores
+from fairseq_inf.analysis.answers import Answers
+from fairseq_inf.analysis.why import attended
+from fairseq_inf.commands import chat, dialogue, prepare_dialogue
+from fairseq_inf.data import SequenceBatches, StreamDataset, load_encoding
+from fairseq_inf.data.dialogue import (
+    MARKERS,
+    PUBLISHED,
+    check_published,
+    film_text,
+    find_said,
+    find_turns,
+    load_conversations,
+    load_films,
+)
+from fairseq_inf.hub import MemoryHub, open_hub
+from fairseq_inf.models.generation import Continuation, OpenSegment, Reading, new_reading, read
+
+L = 16  # tokens of a segment
+
+
+def film(number, name="Frozen"):
+    facts = {
+        "movieName": name,
+        "year": "2013",
+        "cast": ["Idina Menzel as Elsa", "Josh Gad as Olaf"],
+        "director": "Chris Buck",
+        "genre": "Comedy",
+        "introduction": f"{name} is a film about two sisters and a snowman.",
+        "rating": ["Rotten Tomatoes: 89%"],
+        "critical_response": ["a great big snowy pleasure"],
+    }
+    scenes = {str(i): f"In scene {i} of {name} somebody sings and the snow falls." for i in (1, 2)}
+    return {"0": facts, **scenes, "3": "At the end it is warm again.", "wikiDocumentIdx": number}
+
+
+def conversation(number, messages):
+    history = [{"uid": uid, "text": text, "docIdx": 0} for uid, text in messages]
+    return {"wikiDocumentIdx": number, "history": history}
+
+
+MESSAGES = [
+    ("user1", "hello  there"),
+    ("user1", "what film is it?"),
+    ("user2", "it is Frozen, with Idina Menzel"),
+    ("user1", "who directed it?"),
+    ("user2", "Chris Buck did."),
+    ("user2", " "),
+    ("user2", "It has a snowman!"),
+    ("user1", "I like snow, thanks"),
+]
+
+
+def write_data(folder):
+    """A CMU-DoG of two films; b stands in train and in valid, c in train and in test."""
+    places = {"train": "abcdefgh", "valid": "bpq", "test": "crs"}
+    for number, name in enumerate(("Frozen", "Jaws")):
+        path = folder / "WikiData" / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(film(number, name)))
+    for split, names in places.items():
+        for number, name in enumerate(names):
+            path = folder / "Conversations" / split / f"{name}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            messages = MESSAGES[: len(MESSAGES) - number % 5]
+            path.write_text(json.dumps(conversation(number % 2, messages)))
+    return folder
+
+
+def prepare(*args):
+    """In this process.  -> what it printed, or what it failed with"""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(sys, "argv", ["prepare", *map(str, args)])
+        try:
+            prepare_dialogue.main()
+        except SystemExit as stopped:
+            return stopped.code
+    return printed.getvalue()
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("cmu_dog"))
+
+
+@pytest.fixture(scope="module")
+def data(source, tmp_path_factory):
+    out = tmp_path_factory.mktemp("dialogue") / "bin"
+    assert "responses" in prepare(source, out, "--part", "--vocab-size", 320)
+    return out
+
+
+def streams(data, split):
+    words = Dictionary.load(str(data / "dict.txt"))
+    lines = data_utils.load_indexed_dataset(str(data / split), words, "mmap")
+    return StreamDataset(lines, words, "documents", words.eos(), str(data / split))
+
+
+# the data
+
+
+def test_the_whole_data_set_has_the_published_responses(real_data):
+    films = load_films(real_data / "cmu_dog")
+    conversations = load_conversations(real_data / "cmu_dog", films)
+    check_published(conversations, real_data / "cmu_dog")
+    counted = {s: (len(c), sum(x.responses for x in c)) for s, c in conversations.items()}
+    assert counted == {"train": (3373, 72922), "valid": (184, 3626), "test": (556, 11577)}
+    assert len(films) == 30 and all(text.count("\n") >= 8 for text in films.values())
+
+
+def test_a_stream_is_a_document_and_then_the_turns_each_with_its_end(data, source):
+    split = streams(data, "train")
+    words, first = split.dictionary, split[0]
+    turns = find_turns(first.numpy(), words, "a")
+    text = film_text(film(0), source)
+    assert words[int(first[0])] == "<doc>" and "Film: Frozen\n" in text and text.count("\n") == 11
+    hub = SimpleNamespace(dictionary=words, encoding=load_encoding(data))
+    spoken = [MemoryHub.text_of(hub, first[turn.begin + 1 : turn.end]) for turn in turns]
+    assert MemoryHub.text_of(hub, first[1 : turns[0].begin]) == text
+    assert spoken == [
+        " hello there what film is it?",
+        " it is Frozen, with Idina Menzel",
+        " who directed it?",
+        " Chris Buck did. It has a snowman!",
+        " I like snow, thanks",
+    ]
+    assert [words[int(first[turn.begin])] for turn in turns] == [
+        f"<speaker{i}>" for i in (1, 2, 1, 2, 1)
+    ]
+    assert turns[-1].end == len(first) - 1
+
+
+def test_what_stands_in_train_is_taken_out_of_the_other_splits(data):
+    counts = json.loads((data / "documents.json").read_text())
+    assert [counts[split]["documents"] for split in PUBLISHED] == [8, 2, 2]
+    assert [len(streams(data, split)) for split in PUBLISHED] == [8, 2, 2]
+    assert counts["valid"]["responses"] == 3 + 3
+
+
+def test_a_document_can_be_left_out(source, data, tmp_path):
+    prepare(source, tmp_path / "bin", "--part", "--encoding", data, "--without-document")
+    assert (tmp_path / "bin" / "dict.txt").read_text() == (data / "dict.txt").read_text()
+    split, whole = streams(tmp_path / "bin", "test"), streams(data, "test")
+    for number in range(len(split)):
+        begin = find_turns(whole[number].numpy(), whole.dictionary, "")[0].begin
+        assert begin > 0 and torch.equal(split[number], whole[number][begin:])
+
+
+@pytest.mark.parametrize(
+    "name,content,said",
+    [
+        ("Conversations/test/r.json", '{"history": [', "broken JSON"),
+        ("Conversations/test/r.json", json.dumps(conversation(7, MESSAGES)), "wikiDocumentIdx 7"),
+        ("Conversations/test/r.json", json.dumps(conversation(0, MESSAGES[:2])), "two turns"),
+        (
+            "Conversations/test/r.json",
+            json.dumps(conversation(0, [("me", "hi")])),
+            "user1 or",
+        ),
+        ("WikiData/Frozen.json", json.dumps({**film(0), "2": "  "}), "section 2"),
+        ("WikiData/Frozen.json", json.dumps({**film(0), "0": {}}), "section 0"),
+        ("WikiData/Jaws.json", json.dumps(film(0)), "wikiDocumentIdx 0"),
+        ("WikiData/Frozen.json", "[]", "JSON object"),
+    ],
+)
+def test_bad_data_are_named_in_one_sentence_and_leave_nothing(tmp_path, name, content, said):
+    source = write_data(tmp_path / "source")
+    (source / name).write_text(content)
+    failure = prepare(source, tmp_path / "bin", "--part", "--vocab-size", 320)
+    assert str(source / name) in failure and said in failure and "\n" not in failure
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
+
+
+def test_a_part_of_the_data_set_is_told(source, tmp_path):
+    failure = prepare(source, tmp_path / "bin", "--vocab-size", 320)
+    assert "train has 8 conversations with 25 responses" in failure and "--part" in failure
+
+
+# the task
+
+
+@pytest.mark.parametrize("document", [False, True])
+def test_targets_are_what_is_said_and_the_ends_of_turns(data, document):
+    split = streams(data, "test")
+    words = split.dictionary
+
+    def asked(dataset, number):
+        return find_said(dataset, number, document)
+
+    batch = SequenceBatches(split, 2, L, slice(0, 2), asked)[0]
+    for row in range(2):
+        targets = torch.cat([segment["target"][row] for segment in batch["segments"]])
+        inputs = [segment["net_input"]["src_tokens"][row] for segment in batch["segments"]]
+        assert int(inputs[0][0]) == words.eos(), "a memory of its own"
+        turns = find_turns(split[row].numpy(), words, "")
+        parts = [split[row][turn.begin + 1 : turn.end + 1] for turn in turns]
+        if document:
+            parts.insert(0, split[row][1 : turns[0].begin])
+        assert torch.equal(targets[targets != words.pad()], torch.cat(parts))
+    first = 1 if document else turns[0].begin + 1
+    assert batch["first"] == first // L
+
+
+# roles
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_roles_go_on_over_segments_and_tokens(host):
+    model = make_model("infinite_former", host=host, role_words="w1,w2")
+    decoder = model.decoder
+    torch.nn.init.normal_(decoder.roles.embedding.weight)
+    words = [decoder.dictionary.index(f"w{i}") for i in (1, 2)]
+    text = torch.randint(10, 30, (2, 25), generator=torch.Generator().manual_seed(1))
+    text[0, 3], text[0, 17], text[1, 9] = words[0], words[1], words[1]
+    of = decoder.roles.of(text, torch.tensor([0, 1]))
+    assert of[0].tolist() == [0] * 3 + [1] * 14 + [2] * 8
+    assert of[1].tolist() == [1] * 9 + [2] * 16
+    lengths = torch.tensor([25, 25])
+    reading = new_reading(decoder, 2, 7)
+    _, whole = read(decoder, reading, text, lengths, score=True)
+    go_on = Continuation(decoder, read(decoder, reading, text[:, :2], torch.tensor([2, 2])))
+    for i in range(2, 25):
+        logs = decoder.get_normalized_probs((go_on.output, None), log_probs=True)[:, 0]
+        found = logs.gather(1, text[:, i : i + 1]).squeeze(1)
+        assert torch.allclose(found, whole[:, i], atol=1e-4)
+        go_on.feed(text[:, i])
+
+
+def test_new_roles_add_exactly_nothing_and_a_word_must_be_known():
+    plain = make_model(host="llama")
+    model = make_model(host="llama", sharp=False, role_words="w1,w2")
+    state = plain.state_dict()
+    model.upgrade_state_dict(state)
+    model.load_state_dict(state)
+    tokens = torch.randint(4, 30, (2, 9))
+    assert torch.equal(plain(tokens)[0], model(tokens)[0])
+    assert "--role-words" in model.memory_flags and "--role-words" not in plain.memory_flags
+    with pytest.raises(ValueError, match="--role-words: <who> is not in the dictionary"):
+        make_model(role_words="<who>")
+
+
+# answers
+
+
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("name", MEMORIES)
+def test_a_branch_is_the_reading_of_what_stands_before_it(name, host):
+    """Nothing behind it is visible: neither in what it puts out nor in any of its tensors."""
+    decoder = make_model(name, host=host).decoder
+    draw = torch.Generator().manual_seed(0)
+    text = torch.randint(4, 30, (3, 31), generator=draw)
+    start = read(decoder, new_reading(decoder, 3, 12), text[:, :25], torch.tensor([25, 17, 5]))
+    rows, counts = torch.tensor([0, 2, 2, 1]), torch.tensor([1, 3, 6, 4])
+    segment = torch.randint(4, 30, (3, 12), generator=draw)
+    other = torch.randint(4, 30, (3, 12), generator=draw)
+    opened = []
+    for behind in (segment, other):
+        tokens = segment.clone()
+        for row, count in ((0, 1), (1, 4), (2, 6)):
+            tokens[row, count:] = behind[row, count:]
+        full = Reading(start.memory, tokens, torch.full((3,), 12))
+        opened.append(OpenSegment(decoder, full).branch(rows, counts))
+    one, two = opened
+    kept = torch.tensor([0, 2, 3])  # row 1 ends before what was changed
+    both = [opened.rows(kept).tensors() for opened in (one, two)]
+    for part, x in both[0].items():
+        assert torch.equal(x, both[1][part]), part
+    behind = torch.arange(12) >= counts[:, None]
+    tokens = segment[rows].masked_fill(behind, decoder.dictionary.pad())
+    alone = Continuation(decoder, Reading(start.memory.rows(rows), tokens, counts))
+    branch = Continuation(decoder, one)
+    for _ in range(15):  # over a border
+        assert torch.allclose(branch.output, alone.output, atol=1e-4)
+        token = alone.output[:, 0].argmax(dim=-1)
+        branch.feed(token), alone.feed(token)
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    """-> checkpoint of a model of --task dialogue"""
+    folder = tmp_path_factory.mktemp("trained")
+    sizes = (
+        "--decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 64 "
+        "--decoder-attention-heads 2 --stm-length 8 --ltm-basis 64"
+    ).split()
+    printed = fairseq(
+        "train", data, "--user-dir", "fairseq_inf", "--task", "dialogue", "--cpu",
+        "--arch", "infinite_former_lm", *sizes, "--role-words", ",".join(MARKERS),
+        "--criterion", "cross_entropy_with_kl", "--optimizer", "adam", "--lr", 0.005,
+        "--tokens-per-sample", L, "--batch-size", 4, "--max-update", 60, "--num-workers", 0,
+        "--save-dir", folder, "--log-format", "json", "--no-epoch-checkpoints",
+    )  # fmt: skip
+    assert "done training" in printed
+    return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture(scope="module")
+def hub(trained, data):
+    hub = open_hub(str(trained), str(data), cpu=True)
+    with torch.no_grad():  # so that the memory matters
+        for layer in hub.model.decoder.layers:
+            layer.memory.strength.fill_(1)
+    return hub
+
+
+def changed(dataset, number, at, token):
+    """The same split with another token at a place of a stream."""
+    lines = [dataset.lines[i].clone() for i in range(len(dataset))]
+    lines[number][at] = token
+    new = copy.copy(dataset)
+    new.lines = lines
+    return new
+
+
+GREEDY = {"max_tokens": 20, "beam": 1}
+
+
+def test_the_reference_is_never_in_sight_of_its_own_answer(hub, data):
+    split = streams(data, "test")
+    before = copy.deepcopy(Answers(hub, split).run(**GREEDY))
+    turns = find_turns(split[0].numpy(), split.dictionary, "")
+    for place, turn in enumerate(turns[1:], 1):
+        token = split.dictionary.index("\u2581") if turn.end - turn.begin > 1 else None
+        for at in range(turn.begin + 1, turn.end):
+            other = int(split[0][at]) ^ 1 if token is None else token
+            after = Answers(hub, changed(split, 0, at, other)).run(**GREEDY)
+            for said, again in zip(before, after, strict=True):
+                if said.conversation == 0 and said.turn <= place:
+                    assert said.answer == again.answer
+                    if said.turn == place and other != int(split[0][at]):
+                        assert said.nll != again.nll, "what was said is judged"
+            break  # the first word of each reference: all later ones depend on it
+
+
+def test_a_document_longer_than_a_segment_is_in_memory_before_the_first_turn(hub, data):
+    split = streams(data, "test")
+    answers = Answers(hub, split)
+    [document, _] = answers.documents
+    assert len(document) > 4 * L + hub.model.decoder.stm_length
+    reading = hub.read_tokens(document).reading
+    assert int(reading.memory.position + reading.count) == len(document) + 1
+    # its first words have left segment and short-term memory, and still matter
+    word = split.dictionary.index("\u2581")
+    assert int(split[0][2]) != word
+    decoder = hub.model.decoder
+    told = {}
+    for memory in (True, False):
+        decoder.ltm_enabled = memory
+        try:
+            runs = [Answers(hub, x).run(False) for x in (split, changed(split, 0, 2, word))]
+        finally:
+            decoder.ltm_enabled = True
+        told[memory] = runs[0][0].nll != runs[1][0].nll
+    assert told == {True: True, False: False}
+
+
+def test_likelihoods_are_those_of_reading_each_stream_alone_and_of_the_task(hub, data, trained):
+    split = streams(data, "test")
+    turns = Answers(hub, split).run(False, rows=2)
+    for number in range(len(split)):
+        own = [said for said in turns if said.conversation == number]
+        tokens = split[number]
+        reading = new_reading(hub.model.decoder, 1, L)
+        _, logs = read(
+            hub.model.decoder, reading, tokens[None], torch.tensor([len(tokens)]), score=True
+        )
+        for said, turn in zip(own, find_turns(tokens.numpy(), split.dictionary, ""), strict=True):
+            wanted = -float(logs[0, turn.begin + 1 : turn.end + 1].sum())
+            assert said.nll == pytest.approx(wanted, abs=1e-3)
+            assert said.tokens == turn.end - turn.begin
+    plain = Answers(open_hub(str(trained), str(data), cpu=True), split).run(False)
+    printed = fairseq(
+        "validate", data, "--user-dir", "fairseq_inf", "--task", "dialogue", "--cpu",
+        "--path", trained, "--valid-subset", "test", "--batch-size", 2, "--num-workers", 0,
+        "--log-format", "json",
+    )  # fmt: skip
+    [line] = [line for line in printed.splitlines() if "| test |" in line]
+    found = float(json.loads(line[line.index("{") :])["test_nll_loss"])
+    bits = sum(x.nll for x in plain) / sum(x.tokens for x in plain) / np.log(2)
+    assert found == pytest.approx(bits, abs=2e-3)
+
+
+def test_answers_are_the_same_one_by_one_and_side_by_side(hub, data):
+    split = streams(data, "train")
+    one = copy.deepcopy(Answers(hub, split, 4).run(rows=1, branches=1, **GREEDY))
+    two = Answers(hub, split, 4).run(rows=4, branches=5, **GREEDY)
+    assert [x.answer for x in one] == [x.answer for x in two]
+    assert all(x.answer == "" for x in one if x.turn == 0)
+    assert not any(marker in x.answer for x in one for marker in MARKERS)
+
+
+def test_draws_repeat_with_their_seed(hub, data):
+    split = streams(data, "test")
+    settings = {"max_tokens": 12, "sampling": True, "sampling_topp": 0.9}
+    runs = [
+        [x.answer for x in copy.deepcopy(Answers(hub, split).run(seed=seed, **settings))]
+        for seed in (1, 1, 2)
+    ]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_what_an_answer_looked_at_is_found_by_its_place(hub, data):
+    split = streams(data, "test")
+    tokens = split[0]
+    turns = find_turns(tokens.numpy(), split.dictionary, "")
+    weights = attended(hub, tokens, turns[-1].begin)
+    seen = len(tokens) - turns[-1].begin
+    assert len(weights) == len(tokens)
+    assert weights.min() >= 0 and 0.5 < float(weights.sum()) <= 1 + 1e-6
+    assert not weights[len(tokens) - min(seen, 8) :].any(), "it has not left the short-term memory"
+
+
+# measures
+
+
+def test_meteor_is_that_of_nltk(real_data, monkeypatch):
+    nltk = pytest.importorskip("nltk", reason="pip install 'fairseq_inf[dialogue]'")
+    monkeypatch.setattr(nltk.data, "path", [str(real_data / "nltk_data")])
+    from nltk.translate.meteor_score import meteor_score
+
+    answer = (
+        "It is a guide to action which ensures that the military always obeys the commands of the "
+        "party"
+    )
+    references = [
+        "It is a guide to action that ensures that the military will forever heed Party commands",
+        "It is the guiding principle which guarantees the military forces always being under the "
+        "command of the Party",
+        "It is the practical guide for the army always to heed the directions of the party",
+    ]
+    meteor = scores.load_meteor()
+    split = [reference.split() for reference in references]
+    assert round(meteor_score(split, answer.split()), 4) == 0.6944
+    assert round(max(meteor(answer, reference) for reference in references), 4) == 0.6944
+    assert meteor("", references[0]) == meteor("?", references[0]) == 0
+
+
+def test_without_wordnet_it_is_said_which_folder_is_missing(tmp_path):
+    code = "from fairseq_inf.analysis.scores import load_meteor; load_meteor()"
+    env = {**os.environ, "NLTK_DATA": str(tmp_path), "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=env, text=True, capture_output=True
+    )
+    assert "corpora/wordnet is not there: set NLTK_DATA" in done.stderr.splitlines()[-1]
+
+
+def test_rouge_is_that_of_its_readme():
+    found = scores.rouge(
+        ["The quick brown dog jumps on the log."], ["The quick brown fox jumps over the lazy dog"]
+    )
+    assert {name: float(x[0]) for name, x in found.items()} == pytest.approx(
+        {"rouge1": 12 / 17, "rouge1_recall": 6 / 9, "rougeL": 10 / 17, "rougeL_recall": 5 / 9}
+    )
+
+
+@pytest.mark.parametrize(
+    "answer,reference,wanted",
+    [
+        ("The film is Frozen.", "the film was frozen!", 2 * (2 / 3) * (2 / 3) / (4 / 3)),
+        ("a cat", "The CAT", 1.0),
+        ("cat cat cat", "cat dog", 2 * (1 / 3) * (1 / 2) / (5 / 6)),
+        ("", "hello", 0.0),
+        ("?!", "hello", 0.0),
+        ("hello", "...", 0.0),
+        ("!", "?", 0.0),
+        ("rock-n-roll", "rock n roll", 1.0),
+    ],
+)
+def test_f1_counts_words_that_both_have(answer, reference, wanted):
+    assert scores.f1(answer, reference) == pytest.approx(wanted)
+
+
+def test_bleu_and_chrf_of_a_split_are_those_of_sacrebleu(monkeypatch):
+    from sacrebleu.metrics import BLEU, CHRF
+
+    monkeypatch.setattr(scores, "load_meteor", lambda: lambda answer, reference: 0.0)
+    answers = ["The dog bit the man.", "It wasn't surprising.", "The man had just bitten him.", ""]
+    references = [
+        "The dog bit the man.", "It was not unexpected.", "The man bit him first.", "Why?",
+    ]  # fmt: skip
+    found = scores.bootstrap(scores.statistics(answers, references))
+    assert found["bleu"]["value"] == pytest.approx(BLEU().corpus_score(answers, [references]).score)
+    assert found["chrf"]["value"] == pytest.approx(CHRF().corpus_score(answers, [references]).score)
+    assert found["f1"]["value"] == pytest.approx(
+        100 * np.mean([scores.f1(*pair) for pair in zip(answers, references, strict=True)])
+    )
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say():
+    rng = np.random.default_rng(0)
+    held = 0
+    for _ in range(100):
+        each = np.stack([rng.random(60) < 0.3, np.ones(60)], axis=1).astype(float)
+        found = scores.bootstrap({"f1": each}, draws=200)["f1"]
+        assert found["low"] <= found["value"] <= found["high"]
+        held += found["low"] <= 30 <= found["high"]
+    assert 88 <= held <= 99
+
+
+def test_conversations_are_drawn_whole():
+    each = np.array([[1.0, 1], [3, 1], [10, 2]])
+    total = scores.by_conversation(each, [0, 0, 1])
+    assert total.tolist() == [[4, 2], [10, 2]]
+    found = scores.bootstrap({"ppl": total})["ppl"]
+    assert found["value"] == pytest.approx(np.exp(14 / 4))
+    assert (found["low"], found["high"]) == pytest.approx((np.exp(2), np.exp(5)))
+
+
+def test_chance_and_a_difference_are_told_apart():
+    rng = np.random.default_rng(1)
+    base = rng.random(200)
+    one = {"f1": np.stack([base, np.ones(200)], axis=1)}
+    noise = {"f1": np.stack([base + 0.1 * rng.standard_normal(200), np.ones(200)], axis=1)}
+    worse = {"f1": np.stack([base - 0.05 + 0.1 * rng.standard_normal(200), np.ones(200)], axis=1)}
+    assert scores.compare(one, one)["f1"] == {"difference": 0.0, "p": 1.0}
+    assert scores.compare(one, noise)["f1"]["p"] > 0.05
+    better = scores.compare(one, worse)["f1"]
+    assert better["p"] < 0.01 and 3 < better["difference"] < 7
+    assert scores.compare(worse, one)["f1"]["difference"] == pytest.approx(-better["difference"])
+
+
+# the commands
+
+
+def called(command, args, typed=None):
+    """A command in this process.  -> what it printed, what it failed with"""
+    printed, failed = io.StringIO(), None
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(sys, "argv", [command.__name__, *map(str, args)])
+        if typed is not None:
+            patch.setattr(sys, "stdin", io.StringIO(typed))
+        try:
+            command.main()
+        except SystemExit as stopped:
+            failed = stopped.code
+    return printed.getvalue(), failed
+
+
+def test_a_split_is_answered_measured_and_compared(trained, data, tmp_path, real_data, monkeypatch):
+    nltk = pytest.importorskip("nltk")
+    monkeypatch.setattr(nltk.data, "path", [str(real_data / "nltk_data")])
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    args = [data, "--path", trained, "--cpu", "--max-tokens", 10, "--output"]
+    printed, failed = called(dialogue, [*args, one])
+    assert failed is None
+    for measure in scores.MEASURES.values():
+        assert f"| {measure.title} | " in printed
+    result = json.loads(one.read_text())
+    assert (result["conversations"], result["responses"]) == (2, 3 + 3)
+    assert all(x["low"] <= x["value"] <= x["high"] for x in result["measures"].values())
+    assert result["turns"][1]["text"] == "it is Frozen, with Idina Menzel"
+    called(dialogue, [*args, two, "--memory-off", "--greedy"])
+    printed, failed = called(dialogue, ["--compare", one, two])
+    assert failed is None and "| perplexity | " in printed and printed.count("\n") == 11
+    called(dialogue, [*args, two, "--perplexity-only", "--conversations", 1])
+    _, failed = called(dialogue, ["--compare", one, two])
+    assert "different conversations" in failed
+
+
+def test_a_talk_ends_with_the_input_and_says_why(trained, data, tmp_path):
+    document = tmp_path / "film.txt"
+    document.write_text(film_text(film(0), document))
+    args = ["--path", trained, "--data", data, "--document", document, "--cpu"]
+    printed, failed = called(chat, args, "/why\nwho directed it?\n\n/why\n/x\n")
+    assert failed is None
+    assert "there is no answer yet" in printed and "it:  " in printed
+    assert "of its looks at the long-term memory went to the document" in printed
+    assert printed.count(chat.HELP) == 2
+    document.write_text(" ")
+    _, failed = called(chat, args, "")
+    assert str(document) in failed
