@@ -182,6 +182,27 @@ def test_every_weight_is_where_the_decoder_looks_for_it(tmp_path, kind):
     assert not state
 
 
+@pytest.mark.parametrize("kind", KINDS[:2], ids=str)
+def test_words_such_as_speaker1_are_new_ones_that_begin_as_the_mean(tmp_path, kind):
+    theirs = hugging_face(tmp_path / "hf", **kind).state_dict()
+    source, path = read_source(str(tmp_path / "hf")), tmp_path / "dict.txt"
+    write_dictionary(path, len(TOKENS), 2)
+    with open(path, "a") as file:
+        file.write("<speaker1> 1\nmadeupword0000 0\n")
+    dictionary = Dictionary.load(str(path))
+    ids = token_ids(dictionary, len(TOKENS), 2, path)
+    state = source.layout.to_ours(source.tensors, source.config, ids)
+    new, absent = dictionary.index("<speaker1>"), dictionary.index("madeupword0000")
+    head = "model.embed_tokens" if kind["tie_word_embeddings"] else "lm_head"
+    for ours, name in (("embed_tokens", "model.embed_tokens"), ("output_projection", head)):
+        found = state[f"decoder.{ours}.weight"]
+        assert torch.allclose(found[new], theirs[f"{name}.weight"].mean(dim=0), atol=1e-6)
+        assert not found[absent].any()
+    assert state["decoder.absent"][[new, absent]].tolist() == [0, -torch.inf]
+    rows, _ = token_rows(dictionary, state["decoder.absent"], 2, path)
+    assert len(rows) == len(TOKENS) and new not in rows
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_there_and_back_gives_the_same_bits(tmp_path, kind):
     hugging_face(tmp_path / "hf", **kind)
