@@ -22,7 +22,9 @@ def fit(x, positions, centers, widths, ridge, weights=None):
 
 
 def gate(x, conv):
-    """sigmoid(CNN(X)) * X for one row.  T x e -> T x e"""
+    """sigmoid(CNN(X)) * X for one row, or X without a gate.  T x e -> T x e"""
+    if conv is None:
+        return x
     return torch.sigmoid(conv(x.T[None])[0].T) * x
 
 

@@ -41,11 +41,15 @@ class GibbsMemory(SignalMemory):
     The strength s, one number a head, is small at first: a memory that has not learned to point
     yet is only noise to its host, and it takes few steps to grow where it serves.
 
+    There is no gate: the density chooses what to read, and a gate, which costs as much as keys,
+    values and output together, has not recalled more.
+
     A mean of many vectors is shorter than a vector: with `normalize` each X(t) is brought to unit
     root mean square first, which points better; without, all of them together still count what was
     stored.  Points at the middles (p - 1/2) / D; where nothing has come to yet they are zeros.
     """
 
+    gated = False
     places: Tensor  # D
     at_points: Tensor  # D x N
 
@@ -61,8 +65,8 @@ class GibbsMemory(SignalMemory):
         bins: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """points: D, 2N unless given; they are the bins of a sticky memory, too."""
-        points = 2 * num_basis if points is None else points
+        """points: D, N unless given; they are the bins of a sticky memory, too."""
+        points = num_basis if points is None else points
         if points < 1:
             raise SettingError(f"{{points}} must be positive, got {points}")
         super().__init__(dim, num_heads, num_basis, widths, bins=points, **kwargs)
