@@ -130,7 +130,7 @@ def read_gibbs(memory, query, coefficients, held):
         own = slice(head * d, (head + 1) * d)
         for i in range(t):
             p = torch.softmax(keys[:, own] @ query[head, i] / math.sqrt(d), dim=0)
-            z.append(memory.strength[head, 0, 0] * (p @ values[:, own]))
+            z.append(p @ values[:, own])
             masses.append(p)
     z = torch.stack(z).view(h, t, d).transpose(0, 1).reshape(t, h * d)
     return z @ memory.output.weight.T, torch.stack(masses).view(h, t, -1)

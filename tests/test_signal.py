@@ -109,7 +109,6 @@ def test_a_gibbs_density_points_at_a_content():
     memory = GibbsMemory(32, 1, 64, widths=(1 / 64,), schedule="uniform").eval()
     for linear in (memory.key, memory.value, memory.output):
         torch.nn.init.eye_(linear.weight)
-    torch.nn.init.ones_(memory.strength)
     x = torch.randn(1, 32, 32)
     for wanted in (0, 13, 31):
         query = 8 * x[:, None, wanted : wanted + 1]
