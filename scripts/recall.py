@@ -14,7 +14,6 @@ import json
 import logging
 import re
 import statistics
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -22,13 +21,14 @@ import numpy as np
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary, data_utils
 from matplotlib.colors import to_rgb
-from omegaconf import OmegaConf
 from runs import (
     ROOT,
+    add_rows,
     checkpoint_settings,
-    find_configs,
+    find_rows,
     once,
     run,
+    shown,
     side_by_side,
     spread,
     threads_each,
@@ -44,22 +44,9 @@ from fairseq_inf.data.recall import SUMMARY, bin_edges, distances_back, find_key
 OFF = ", memory off"
 
 
-@dataclass
-class Row:
-    """A config with its overrides, by the name that it has in table and figure."""
-
-    config: Path
-    overrides: list[str]
-    own: list[str]  # those of them that no other row has
-
-    @property
-    def name(self):
-        return " ".join([self.config.stem, *(word.split(".")[-1] for word in self.own)])
-
-
 def work(args, row, seed):
     """Train and test one row, or what an earlier call has left.  -> its results"""
-    folder = Path(args.out).resolve() / row.name.replace(" ", "-") / f"seed{seed}"
+    folder = row.folder(args.out, seed)
     asked = {"--data": args.data, "overrides": row.overrides, "config": row.config.read_text()}
 
     def measure():
@@ -104,12 +91,8 @@ def state_size(checkpoint, data):
 
 def windows(rows):
     """The segments and short-term memories of the rows.  -> sorted (L, S)"""
-    found = set()
-    for row in rows:
-        changes = OmegaConf.from_dotlist([word.lstrip("+") for word in row.overrides])
-        settings = OmegaConf.merge(OmegaConf.load(row.config), changes)
-        found.add((settings.task.tokens_per_sample, settings.model.stm_length))
-    return sorted(found)
+    settings = [row.settings() for row in rows]
+    return sorted({(own.task.tokens_per_sample, own.model.stm_length) for own in settings})
 
 
 def references(args, sizes):
@@ -146,13 +129,6 @@ def bin_names(edges, length):
     }
 
 
-def shown(name):
-    """-> a row's name as people read it: only its settings keep their underscores"""
-    stem, _, own = name.removesuffix(OFF).partition(" ")
-    words = stem.replace("_", " ") + (f", {own}" if own else "")
-    return words + (OFF if name.endswith(OFF) else "")
-
-
 def by_distance(results):
     """-> accuracies of the seeds by config and bin: dict of dict of list"""
     found = {}
@@ -167,7 +143,7 @@ def shades(rows):
     """-> a color of each row by its name: those of one config are shades of one color"""
     families = {}
     for row in rows:
-        families.setdefault(row.split()[0], []).append(row)
+        families.setdefault(row.split(",")[0], []).append(row)
     colors = {}
     for number, own in enumerate(families.values()):
         base = np.array(to_rgb(f"C{number}"))
@@ -244,39 +220,13 @@ def report(args, results, rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "configs",
-        nargs="+",
-        help="folders of hydra configs or single .yaml files, and hydra overrides, a=b, for all",
-    )
+    add_rows(parser)
     parser.add_argument("--data", required=True, help="what fairseq_inf.data.recall has made")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
     parser.add_argument(
         "--out", default="recall", help="folder for checkpoints, results and figure"
     )
-    parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
-    parser.add_argument(
-        "--also",
-        nargs="+",
-        action="append",
-        default=[],
-        metavar=("CONFIG", "a=b"),
-        help="one more row: the name of one of the configs, and overrides for it alone",
-    )
     args = parser.parse_intermixed_args()
-    configs = {config.stem: config for config in find_configs(parser, args)}
-    rows = [Row(config, args.overrides, []) for config in configs.values()]
-    for name, *own in args.also:
-        if name not in configs or not own or not all("=" in word for word in own):
-            parser.error(
-                f"--also {name} {' '.join(own)} must be one of {', '.join(configs)} and what is "
-                "changed, a=b"
-            )
-        rows.append(Row(configs[name], args.overrides + own, own))
-    rows.sort(key=lambda row: [*configs.values()].index(row.config))
-    if len({row.name for row in rows}) < len(rows):
-        parser.error("--also is given twice with the same words")
+    rows = find_rows(parser, args)
     if not (Path(args.data) / SUMMARY).is_file():
         parser.error(
             f"--data {args.data} has no {SUMMARY}: make it with python -m fairseq_inf.data.recall"

@@ -411,7 +411,8 @@ def experiment(monkeypatch, tmp_path, data):
 @pytest.mark.slow
 def test_one_run_is_trained_tested_and_not_run_again(experiment):
     module, args = experiment
-    row = module.Row(CONFIGS / "transformer_xl.yaml", args.overrides, [])
+    Row = importlib.import_module("runs").Row
+    row = Row(CONFIGS / "transformer_xl.yaml", args.overrides, [])
     result = module.work(args, row, 1)
     assert {edge for edge, _ in result["recall"]} <= {8, 16, 32, 64}
     assert all(0 <= value <= 100 for _, value in result["recall"])
@@ -430,9 +431,10 @@ def test_the_figure_shows_every_config_with_chance_and_window(experiment):
     """The runs themselves are the test above: here each is its own made-up result."""
     module, args = experiment
     configs = [CONFIGS / "transformer_xl.yaml", CONFIGS / "infinite_former.yaml"]
-    rows = [module.Row(config, args.overrides, []) for config in configs]
+    Row = importlib.import_module("runs").Row
+    rows = [Row(config, args.overrides, []) for config in configs]
     wider = ["model.stm_length=16"]
-    rows.append(module.Row(configs[0], args.overrides + wider, wider))
+    rows.append(Row(configs[0], args.overrides + wider, wider))
     results = [
         {
             "config": row.name, "seed": seed, "seconds": 60, "accuracy": 40.0, "floats": 1234,
