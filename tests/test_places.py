@@ -130,8 +130,8 @@ def watch(model, tokens, length):
         for part in tokens.split(length, dim=1):
             _, state, extra = decoder(part, state)
             for number, own in enumerate(extra["layers"]):
-                if own.moves is not None:
-                    for row, move in enumerate(own.moves):
+                if own.watched is not None and own.watched.moves is not None:
+                    for row, move in enumerate(own.watched.moves):
                         places.setdefault((number, row), Places()).follow(move)
                         found.append((row, places[number, row], own, state.memories[number]))
                         yield found[-1]
@@ -253,3 +253,14 @@ def test_phrases_are_the_largest_runs_and_none_over_another():
     starts = sorted(a for a, _ in found)
     assert all(b - a >= 4 for a, b in zip(starts, starts[1:], strict=False))
     assert phrases([]) == []
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_vectors_come_with_their_numbers_in_the_stream(host):
+    model, tokens = make_model("gibbs", host=host), text(2, 43)
+    come = {0: [], 1: []}
+    for row, _, own, _ in watch(model, tokens, 5):
+        come[row].append(own.watched.row(row)[0])
+    for parts in come.values():
+        numbers = torch.cat(parts[::2])  # of the first layer
+        assert numbers.tolist() == list(range(len(numbers))) and len(numbers) > 25
