@@ -77,9 +77,9 @@ def test_a_mark_is_where_the_tracker_says_after_1_5_and_20_updates(schedule, wor
             assert find(memory, state) == pytest.approx(float(places.t[own]), abs=half + 1 / N)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.parametrize("schedule", ["constant", "uniform"])
 def test_what_a_sticky_memory_held_at_a_place_it_holds_where_that_has_moved(schedule):
-    memory = make_memory(sticky=True, bins=N, **schedule)
+    memory = make_memory(sticky=True, bins=N, **SCHEDULES[schedule])
     state, places = memory.initial_state(1, dtype=torch.float64), Places()
     smooth = torch.linspace(0, 6, 5 * T, dtype=torch.float64)
     vectors = torch.stack([smooth.sin(), smooth.cos()], dim=1)
@@ -95,7 +95,7 @@ def test_what_a_sticky_memory_held_at_a_place_it_holds_where_that_has_moved(sche
         inner = slice(held // 10, held - held // 10)
         one = memory.at(before, old.t[-held:])[0, inner]
         two = memory.at(state, places.t[:held])[0, inner]
-        assert float((one - two).norm() / one.norm()) < 0.2
+        assert float((one - two).norm() / one.norm()) < 0.1
 
 
 def test_sticky_memories_give_a_word_that_is_looked_at_more_space():
