@@ -62,7 +62,8 @@ def attention(trace: Trace, plt: Any) -> Any:
         t = (np.arange(len(mean)) + 0.5) / len(mean)
         axis.fill_between(t, mean, step="mid", color=BLUE, alpha=0.75, lw=0)
         axis.axhline(1, color=GREY, lw=0.8, ls=":")
-        for border in borders(trace, name, trace.places(name)):
+        lines = borders(trace, name, trace.places(name))
+        for border in lines[:: -(-len(lines) // 60) or 1]:
             axis.axvline(border, color=ORANGE, lw=0.7, alpha=0.5)
         axis.set_title(f"layer {own['layer']}", fontsize=10)
         axis.set_xlabel("t: 0 oldest, 1 newest")
@@ -155,6 +156,15 @@ def memories(trace: Trace) -> list[tuple[str, str]]:
     return sorted(found, key=lambda pair: pair[1])
 
 
+def thinned(x: np.ndarray, y: np.ndarray, most: int = 3000) -> tuple[np.ndarray, np.ndarray]:
+    """No more points than can be seen, with all peaks."""
+    each = -(-len(x) // most)
+    if each <= 1:
+        return x, y
+    starts = np.arange(0, len(x), each)
+    return x[starts], np.maximum.reduceat(y, starts)
+
+
 def space(trace: Trace, plt: Any) -> Any:
     """The space of each word at the end, and the words with the largest peaks."""
     layer, kinds = sharpest(trace), memories(trace)
@@ -164,8 +174,9 @@ def space(trace: Trace, plt: Any) -> Any:
         places = trace.places(f"{kind}.{layer}")
         spaces = places.spaces().numpy()
         number = trace.numbers(f"{kind}.{layer}", places)
-        axis.fill_between(number, spaces, step="mid", color=BLUE, alpha=0.8, lw=0)
-        axis.plot(number, spaces, color=BLUE, lw=0.6, drawstyle="steps-mid")
+        x, y = thinned(number, spaces)
+        axis.fill_between(x, y, step="mid", color=BLUE, alpha=0.8, lw=0)
+        axis.plot(x, y, color=BLUE, lw=0.6, drawstyle="steps-mid")
         axis.set_ylabel(f"{name}\nspace of a word")
         axis.set_ylim(0, 1.35 * max(spaces.max(initial=0), 1e-12))
         gap, labelled = max(len(number) / 12, 1), []  # type: ignore[var-annotated]
