@@ -4,11 +4,12 @@
     python scripts/pictures.py --data data-bin/recall --cpu
 
 trains examples/recall's small Gibbs model for 700 updates, lets fairseq-inf-inspect read the first
-test document, and leaves docs/densities.png and docs/space.png; docs/page.png, a picture of the page,
-if there is a chromium.  It says how often the words of the pair that was asked for light up.
+test document, and leaves docs/densities.png, docs/space.png, and where there is a chromium
+docs/page.png, a picture of the page.  It says how often the words of the pair that was asked for light up.
 """
 
 import argparse
+import logging
 import os
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from fairseq_inf.analysis.figures import at_tokens, sharpest
 from fairseq_inf.analysis.trace import Trace
 from fairseq_inf.data.recall import distances_back, find_keys, in_window
 
+ON_A_SCREEN = 180  # tokens before the chosen one
 CONFIG = ROOT / "examples/recall/config/small/infinite_former_gibbs.yaml"
 
 
@@ -38,7 +40,8 @@ def first_document(data, path):
 
 def lit_up(trace, tokens, is_key):
     """Of values that are not in sight any more and are told right, how many look most at a word of
-    their own pair.  -> (token, whether it does, share of the words that are of the pair): list"""
+    their own pair.  -> tokens, whether each does, the share of the words that are of the pair, and
+    what the word that is looked at most gets, and how far back it is: array of 5 columns"""
     back = distances_back(tokens, is_key)
     asked = np.flatnonzero(back)
     far = ~in_window(back, trace.info["length"], trace.info["short_term"])
@@ -50,8 +53,9 @@ def lit_up(trace, tokens, is_key):
         at = trace.numbers(f"own.{layer}", places) - 1  # tokens
         key = tokens[token - 1]
         own = np.where(is_key[tokens[at]], tokens[at], tokens[np.maximum(at - 1, 0)]) == key
-        found.append((token, bool(own[masses.argmax()]), float(own.mean())))
-    return found
+        best = masses.argmax()
+        found.append((token, own[best], own.mean(), masses[best], token - at[best]))
+    return np.array(found).reshape(-1, 5)
 
 
 def photograph(page, path):
@@ -85,24 +89,26 @@ def main():
     train(CONFIG, data, 1, model, ["optimization.max_update=700"], 1, args.cpu)
     tokens, is_key = first_document(data, out / "recall.txt")
     command = [
-        tool("fairseq-inf-inspect"), str(out / "recall.txt"), "--path",
-        str(model / "checkpoint_last.pt"), "--data", data, "--output", str(out / "seen"),
+        tool("fairseq-inf-inspect"), str(out / "recall.txt"),
+        "--path", str(model / "checkpoint_last.pt"), "--data", data, "--output", str(out / "seen"),
     ]  # fmt: skip
     _, printed = run(command + ["--cpu"] * args.cpu, out / "inspect.log", 1)
     print(printed.splitlines()[-2])
     trace = Trace(out / "seen/trace")
     found = lit_up(trace, tokens, is_key)
-    lit, chance = sum(own for _, own, _ in found), np.mean([share for *_, share in found])
+    lit, chance = found[:, 1].sum(), found[:, 2].mean()
     print(
-        f"{len(found)} right answers out of sight: {lit} look most at a word of their own pair "
+        f"{len(found)} right answers out of sight: {lit:.0f} look most at a word of their own pair "
         f"({100 * lit / len(found):.0f} %; at random {100 * chance:.1f} %)"
     )
     for name in ("densities.png", "space.png"):
         shutil.copyfile(out / "seen" / name, docs / name)
-    gain = trace.column("loss.off") - trace.column("loss.on")
-    best = max((token for token, own, _ in found if own), key=lambda token: gain[token])
+    near = found[(found[:, 1] > 0) & (found[:, 4] < ON_A_SCREEN)]
+    best = int(near[near[:, 3].argmax(), 0])
+    print(f"the picture of the page is of token {best}")
     photograph(f"file://{out}/seen/index.html#{best}", docs / "page.png")
 
 
 if __name__ == "__main__":
+    logging.disable(logging.INFO)  # fairseq lets through what every library says
     main()

@@ -179,10 +179,10 @@ def space(trace: Trace, plt: Any) -> Any:
         axis.plot(x, y, color=BLUE, lw=0.6, drawstyle="steps-mid")
         axis.set_ylabel(f"{name}\nspace of a word")
         axis.set_ylim(0, 1.35 * max(spaces.max(initial=0), 1e-12))
-        gap, labelled = max(len(number) / 12, 1), []  # type: ignore[var-annotated]
+        gap, labelled = max(len(number) / 30, 1), []  # type: ignore[var-annotated]
         words = trace.vector_words(f"{kind}.{layer}", places)
         for i in np.argsort(-spaces, kind="stable").tolist():
-            if len(labelled) == 8 or spaces[i] < 1.5 * np.median(spaces):
+            if len(labelled) == 10 or spaces[i] < max(1.5 * np.median(spaces), spaces.max() / 10):
                 break
             if all(abs(i - j) > gap for j in labelled):
                 labelled.append(i)
