@@ -3,8 +3,17 @@
 from .basis import GaussianBasis, ridge_operator
 from .compressive import CompressiveMemory, CompressiveState
 from .continuous import ContinuousMemory
-from .contract import Encounter, Goals, LongTermMemory, Plan, as_heads, side_by_side, take_part
-from .density import GaussianDensity
+from .contract import (
+    Encounter,
+    Goals,
+    LongTermMemory,
+    Move,
+    Plan,
+    as_heads,
+    side_by_side,
+    take_part,
+)
+from .density import CellDensity, GaussianDensity, Weights
 from .errors import SettingError
 from .file import check_writable, load_state, save_state
 from .gibbs import GibbsDensity, GibbsMemory
@@ -16,6 +25,7 @@ from .signal import ContinuousState, SignalMemory, plan_write
 from .state import State
 
 __all__ = [
+    "CellDensity",
     "CompressiveMemory",
     "CompressiveState",
     "Constant",
@@ -31,6 +41,7 @@ __all__ = [
     "InfiniMemory",
     "InfiniState",
     "LongTermMemory",
+    "Move",
     "Plan",
     "Schedule",
     "SettingError",
@@ -38,6 +49,7 @@ __all__ = [
     "SignalMemory",
     "State",
     "Uniform",
+    "Weights",
     "as_heads",
     "check_writable",
     "load_state",

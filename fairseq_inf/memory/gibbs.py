@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .contract import Encounter, as_heads
+from .density import CellDensity
 from .errors import SettingError
 from .schedule import Logarithmic
 from .signal import ContinuousState, SignalMemory
@@ -20,8 +21,8 @@ from .signal import ContinuousState, SignalMemory
 
 
 @dataclass
-class GibbsDensity:
-    """p(t) proportional to exp(q . k(t) / sqrt(d)), on D points."""
+class GibbsDensity(CellDensity):
+    """p(t) proportional to exp(q . k(t) / sqrt(d)), on D points, each in the middle of its cell."""
 
     query: Tensor  # B x H x T x d
     keys: Tensor  # B x H x D x d

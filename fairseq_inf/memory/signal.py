@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .basis import GaussianBasis
-from .contract import LongTermMemory, Plan, side_by_side, take_part
+from .contract import LongTermMemory, Move, Plan, side_by_side, take_part
 from .errors import SettingError
 from .sampling import histogram_quantiles, uniform
 from .schedule import Schedule, make_schedule, write_operators
@@ -320,6 +320,49 @@ class SignalMemory(LongTermMemory):
             steps = torch.arange(self.samples, device=histogram.device)
             levels = ((steps.to(histogram) + 0.5) / self.samples).expand(rows, -1)
         return histogram_quantiles(histogram, levels)
+
+    def moves(self, state: ContinuousState, plan: WritePlan, key: Tensor | None) -> list[Move]:
+        """A write to a line that is not sticky takes t to where the schedule moves it; a sticky one
+        what stood between two samples to between the places that these get."""
+        ends = torch.tensor([0.0, 1.0], dtype=torch.float64)
+        still = Move(ends[:0], ends, ends)
+        found = [still] * len(plan.tokens)
+        for group in plan.groups:
+            if not group.count:
+                continue
+            rows = range(len(found)) if group.rows is None else group.rows.tolist()
+            places = self.schedule.places(group.step, group.count, self.samples)
+            if group.first:
+                begin = self.schedule.begin(group.count)
+                own = Move(places.new, ends, ends, forgets=True, begin=begin)
+                sampled = None
+            else:
+                own = self._straight(group, places.new)
+                sampled = self._sample(state.histogram, group.step, key) if self.sticky else None
+            for row in rows:
+                found[row] = own
+                if sampled is not None:
+                    at = sampled[row].double().cpu().clamp(0, 1)
+                    knots = torch.cat([ends[:1], at, ends[1:]])
+                    landed = torch.cat([own(ends[:1]), places.moved, own(ends[1:])])
+                    found[row] = Move(places.new, knots, landed)
+        return found
+
+    def _straight(self, group: WriteGroup, new: Tensor) -> Move:
+        """The schedule's own map."""
+        straight = self.schedule.straight
+        knots = torch.linspace(0, 1, 2 if straight else 1025, dtype=torch.float64)
+
+        def exact(t: Tensor) -> Tensor:
+            return self.schedule.move(t, group.step, group.count)
+
+        return Move(new, knots, exact(knots), None if straight else exact)
+
+    def stored(self, vectors: Tensor) -> Tensor:
+        return self._gated(vectors)
+
+    def at(self, state: ContinuousState, places: Tensor) -> Tensor:
+        return self.basis.evaluate(places.to(state.coefficients)) @ state.coefficients
 
     def read(self, query: Tensor, own: Tensor | None, contents: Any) -> tuple[Tensor, Any]:
         """D, whatever the host's attention finds."""

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from fairseq_inf.memory import Goals, LongTermMemory, ShortTermMemory, State, mix
 from fairseq_inf.memory.contract import check_empty, check_same
 from fairseq_inf.memory.state import Ranges
-from fairseq_inf.modules import DecoderLayer, LayerPlan, Segment
+from fairseq_inf.modules import DecoderLayer, LayerPlan, Segment, Watched
 
 # B rows (streams), T tokens of the segment, S short-term length, e width
 
@@ -115,6 +115,7 @@ class MemoryDecoder(FairseqDecoder):
         self.adaptive_softmax = self.output_projection = None
         self.dim, self.short_term = cfg.decoder_embed_dim, ShortTermMemory(cfg.stm_length)
         self.ltm_enabled = cfg.ltm_enabled is not False
+        self.watched = False  # set by an inspection: what is found goes into `extra["layers"]`
         self.checkpoint_activations = cfg.checkpoint_activations
         self.dropout = nn.Dropout(cfg.dropout)
 
@@ -180,13 +181,14 @@ class MemoryDecoder(FairseqDecoder):
         """tokens: B x T, padded on the right to the lengths (B) if there are any.  goals: what is
         to be learned beside the likelihood.
         -> logits (features with an adaptive softmax, None unless `project`): B x T x V, state,
-        extra: what the memories have seen, a layer each, their losses and logs by name"""
+        extra: of each layer what its memory has seen, learned and logged, and the losses and logs
+        of all by name"""
         self.check_length(tokens.size(1))
         self.check_tokens(tokens)
         segment, plans = self._plan(tokens, state, lengths, goals)
         x = self.embed(tokens, torch.arange(tokens.size(1), device=tokens.device))
         recents, memories = [], []
-        extra: dict[str, Any] = {"seen": [], "losses": {}, "logs": {}}
+        extra: dict[str, Any] = {"layers": [], "losses": {}, "logs": {}}
         for number, (layer, recent, kept, plan) in enumerate(
             zip(self.layers, state.recent, self.memory_states(state), plans, strict=True)
         ):
@@ -201,7 +203,7 @@ class MemoryDecoder(FairseqDecoder):
                 if used is not None:
                     check_same(kept, used)
                 memories.append(kept if used is None else used)
-            extra["seen"].append(own.seen)
+            extra["layers"].append(own)
             for name, loss in own.losses.items():
                 extra["losses"][name] = extra["losses"].get(name, 0) + loss
             for name, (total, of) in own.logs.items():
@@ -237,7 +239,8 @@ class MemoryDecoder(FairseqDecoder):
                 lengths = None
         filled = state.filled.tolist()
         left, visible = self.short_term.left(filled), self.short_term.visible(filled)
-        segment = Segment(self.short_term, max(visible), lengths, mask, state.key, goals)
+        watched = Watched(left, self._leaving(state)) if self.watched else None
+        segment = Segment(self.short_term, max(visible), lengths, mask, state.key, goals, watched)
         found: dict[Any, LayerPlan] = {}
         plans: list[LayerPlan] = []
         positions: dict[tuple[int, ...], Any] = {}
@@ -252,6 +255,12 @@ class MemoryDecoder(FairseqDecoder):
                 found[key] = LayerPlan(write, positions[held])
             plans.append(found[key])
         return segment, plans
+
+    def _leaving(self, state: DecoderState) -> Tensor:
+        """Which vectors of their streams stand before the short-term memory.  -> B x W"""
+        width = state.recent[0].size(1) - self.short_term.length
+        place = torch.arange(-width, 0, device=state.position.device)
+        return (state.position - self.short_term.length)[:, None] + place
 
     def _positions(
         self, tokens: Tensor, state: DecoderState, visible: list[int], held: tuple[int, ...]
