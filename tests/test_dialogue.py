@@ -228,7 +228,7 @@ def test_targets_are_what_is_said_and_the_ends_of_turns(data, document):
 def test_roles_go_on_over_segments_and_tokens(host):
     model = make_model("infinite_former", host=host, role_words="w1,w2")
     decoder = model.decoder
-    torch.nn.init.normal_(decoder.roles.embedding.weight)
+    torch.nn.init.normal_(decoder.roles.weight)
     words = [decoder.dictionary.index(f"w{i}") for i in (1, 2)]
     text = torch.randint(10, 30, (2, 25), generator=torch.Generator().manual_seed(1))
     text[0, 3], text[0, 17], text[1, 9] = words[0], words[1], words[1]

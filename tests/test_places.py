@@ -77,9 +77,9 @@ def test_a_mark_is_where_the_tracker_says_after_1_5_and_20_updates(schedule, wor
             assert find(memory, state) == pytest.approx(float(places.t[own]), abs=half + 1 / N)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.parametrize("schedule", ["constant", "uniform"])
 def test_what_a_sticky_memory_held_at_a_place_it_holds_where_that_has_moved(schedule):
-    memory = make_memory(sticky=True, bins=N, **schedule)
+    memory = make_memory(sticky=True, bins=N, **SCHEDULES[schedule])
     state, places = memory.initial_state(1, dtype=torch.float64), Places()
     smooth = torch.linspace(0, 6, 5 * T, dtype=torch.float64)
     vectors = torch.stack([smooth.sin(), smooth.cos()], dim=1)
@@ -95,7 +95,7 @@ def test_what_a_sticky_memory_held_at_a_place_it_holds_where_that_has_moved(sche
         inner = slice(held // 10, held - held // 10)
         one = memory.at(before, old.t[-held:])[0, inner]
         two = memory.at(state, places.t[:held])[0, inner]
-        assert float((one - two).norm() / one.norm()) < 0.2
+        assert float((one - two).norm() / one.norm()) < 0.1
 
 
 def test_sticky_memories_give_a_word_that_is_looked_at_more_space():
@@ -130,8 +130,8 @@ def watch(model, tokens, length):
         for part in tokens.split(length, dim=1):
             _, state, extra = decoder(part, state)
             for number, own in enumerate(extra["layers"]):
-                if own.moves is not None:
-                    for row, move in enumerate(own.moves):
+                if own.watched is not None and own.watched.moves is not None:
+                    for row, move in enumerate(own.watched.moves):
                         places.setdefault((number, row), Places()).follow(move)
                         found.append((row, places[number, row], own, state.memories[number]))
                         yield found[-1]
@@ -238,7 +238,7 @@ def test_a_memory_that_forgets_at_a_threshold_names_only_what_came_since():
 
 
 def test_a_gibbs_memory_holds_at_a_place_what_its_signal_is_there():
-    memory = open_gate(GibbsMemory(4, 2, 8, (0.1,)))
+    memory = GibbsMemory(4, 2, 8, (0.1,)).double()
     state, places = memory.initial_state(1, dtype=torch.float64), Places()
     state = write(memory, state, places, torch.randn(5, 4, dtype=torch.float64))
     expected = memory.basis.evaluate(places.t) @ state.coefficients
@@ -253,3 +253,14 @@ def test_phrases_are_the_largest_runs_and_none_over_another():
     starts = sorted(a for a, _ in found)
     assert all(b - a >= 4 for a, b in zip(starts, starts[1:], strict=False))
     assert phrases([]) == []
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_vectors_come_with_their_numbers_in_the_stream(host):
+    model, tokens = make_model("gibbs", host=host), text(2, 43)
+    come = {0: [], 1: []}
+    for row, _, own, _ in watch(model, tokens, 5):
+        come[row].append(own.watched.row(row)[0])
+    for parts in come.values():
+        numbers = torch.cat(parts[::2])  # of the first layer
+        assert numbers.tolist() == list(range(len(numbers))) and len(numbers) > 25

@@ -26,13 +26,6 @@ def shown(word: str, most: int = 24) -> str:
     return word.replace("$", r"\$")
 
 
-def vector_words(trace: Trace, first: int, after: int) -> list[str]:
-    """Vectors are of what was read: the end of a text before it, then its tokens."""
-    if first == 0 and after > 0:
-        return ["⟨start⟩", *trace.words(0, after - 1)]
-    return trace.words(first - 1, after - 1) if after > first else []
-
-
 def sharpest(trace: Trace) -> int:
     """The layer whose reads are the least spread out."""
     return max(trace.info["layers"], key=lambda own: own["focus"])["layer"]
@@ -69,7 +62,8 @@ def attention(trace: Trace, plt: Any) -> Any:
         t = (np.arange(len(mean)) + 0.5) / len(mean)
         axis.fill_between(t, mean, step="mid", color=BLUE, alpha=0.75, lw=0)
         axis.axhline(1, color=GREY, lw=0.8, ls=":")
-        for border in borders(trace, name, trace.places(name)):
+        lines = borders(trace, name, trace.places(name))
+        for border in lines[:: -(-len(lines) // 60) or 1]:
             axis.axvline(border, color=ORANGE, lw=0.7, alpha=0.5)
         axis.set_title(f"layer {own['layer']}", fontsize=10)
         axis.set_xlabel("t: 0 oldest, 1 newest")
@@ -126,7 +120,7 @@ def densities(trace: Trace, plt: Any) -> Any:
         masses = density.mass(edges) * len(t)  # H x D
         for head, own in enumerate(masses):
             axis.plot(t, own, lw=1, color=HEADS[head % len(HEADS)], label=f"head {head}")
-        words = vector_words(trace, places.first, places.after)
+        words = trace.vector_words(f"own.{layer}", places)
         peak = density.mass(places.edges()).mean(dim=0)
         labelled: list[float] = []
         for i in peak.argsort(descending=True)[:20].tolist():
@@ -162,6 +156,15 @@ def memories(trace: Trace) -> list[tuple[str, str]]:
     return sorted(found, key=lambda pair: pair[1])
 
 
+def thinned(x: np.ndarray, y: np.ndarray, most: int = 3000) -> tuple[np.ndarray, np.ndarray]:
+    """No more points than can be seen, with all peaks."""
+    each = -(-len(x) // most)
+    if each <= 1:
+        return x, y
+    starts = np.arange(0, len(x), each)
+    return x[starts], np.maximum.reduceat(y, starts)
+
+
 def space(trace: Trace, plt: Any) -> Any:
     """The space of each word at the end, and the words with the largest peaks."""
     layer, kinds = sharpest(trace), memories(trace)
@@ -170,15 +173,16 @@ def space(trace: Trace, plt: Any) -> Any:
     for axis, (kind, name) in zip(axes[:, 0], kinds, strict=True):
         places = trace.places(f"{kind}.{layer}")
         spaces = places.spaces().numpy()
-        number = np.arange(places.first, places.after)
-        axis.fill_between(number, spaces, step="mid", color=BLUE, alpha=0.8, lw=0)
-        axis.plot(number, spaces, color=BLUE, lw=0.6, drawstyle="steps-mid")
+        number = trace.numbers(f"{kind}.{layer}", places)
+        x, y = thinned(number, spaces)
+        axis.fill_between(x, y, step="mid", color=BLUE, alpha=0.8, lw=0)
+        axis.plot(x, y, color=BLUE, lw=0.6, drawstyle="steps-mid")
         axis.set_ylabel(f"{name}\nspace of a word")
         axis.set_ylim(0, 1.35 * max(spaces.max(initial=0), 1e-12))
-        gap, labelled = max(len(number) / 12, 1), []  # type: ignore[var-annotated]
-        words = vector_words(trace, places.first, places.after)
+        gap, labelled = max(len(number) / 30, 1), []  # type: ignore[var-annotated]
+        words = trace.vector_words(f"{kind}.{layer}", places)
         for i in np.argsort(-spaces, kind="stable").tolist():
-            if len(labelled) == 8 or spaces[i] < 1.5 * np.median(spaces):
+            if len(labelled) == 10 or spaces[i] < max(1.5 * np.median(spaces), spaces.max() / 10):
                 break
             if all(abs(i - j) > gap for j in labelled):
                 labelled.append(i)
@@ -282,12 +286,13 @@ def write_tables(trace: Trace, folder: Path) -> None:
         for token, places in at_tokens(trace, own["layer"], tokens):
             [word] = trace.words(token, token + 1)
             bits = (trace.loss("off", token) - trace.loss("on", token)) / np.log(2)
-            words = vector_words(trace, places.first, places.after)
+            words = trace.vector_words(f"own.{own['layer']}", places)
+            numbers = trace.numbers(f"own.{own['layer']}", places)
             masses = trace.density(own["layer"], token).mass(places.edges()).mean(dim=0)
             for i in masses.argsort(descending=True, stable=True)[:5].tolist():
                 rows.append({
                     "token": token, "word": word, "gain_bits": round(bits, 3),
-                    "layer": own["layer"], "attended_token": places.first + i - 1,
+                    "layer": own["layer"], "attended_token": int(numbers[i]) - 1,
                     "attended": words[i], "mass": f"{float(masses[i]):.4g}",
                 })  # fmt: skip
     columns = "token word gain_bits layer attended_token attended mass".split()
@@ -295,13 +300,14 @@ def write_tables(trace: Trace, folder: Path) -> None:
     rows = []
     for kind, name in memories(trace):
         for own in trace.info["layers"]:
-            places = trace.places(f"{kind}.{own['layer']}")
-            spaces = places.spaces()
+            column = f"{kind}.{own['layer']}"
+            places = trace.places(column)
+            spaces, numbers = places.spaces(), trace.numbers(column, places)
+            words = trace.vector_words(column, places)
             for first, after in phrases(spaces.tolist()):
-                a, b = places.first + first, places.first + after
                 rows.append({
-                    "memory": name, "layer": own["layer"], "first_token": a - 1,
-                    "phrase": "".join(vector_words(trace, a, b)),
+                    "memory": name, "layer": own["layer"], "first_token": int(numbers[first]) - 1,
+                    "phrase": "".join(words[first:after]),
                     "space": f"{float(spaces[first:after].sum()):.4g}",
                 })  # fmt: skip
     write_csv(folder / "phrases.csv", "memory layer first_token phrase space".split(), rows)

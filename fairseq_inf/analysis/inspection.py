@@ -65,10 +65,12 @@ class Errors:
         self.sample = Sample()
         self.sums = np.zeros((AGES * 40, 2))
 
-    def follow(self, memory: Any, state: Any, move: Any, left: Tensor, position: int) -> None:
-        """One write.  left: n x e.  position: how many tokens have been read."""
-        vectors = memory.stored(left[None])[0] if len(left) else left
-        self.sample.follow(move, vectors)
+    def follow(self, memory: Any, state: Any, watched: Any, position: int) -> None:
+        """One write.  position: how many tokens have been read."""
+        numbers, vectors = watched.row()
+        if len(vectors):
+            vectors = memory.stored(vectors[None])[0]
+        self.sample.follow(watched.moves[0], numbers, vectors)
         if not len(self.sample.t):
             return
         x = self.sample.vectors().float()
@@ -92,13 +94,12 @@ class Watch:
         self.kind: str | None = None
         self.peaks = self.reads = 0.0
 
-    def follow(self, own: Any, state: Any, count: int, position: int, tokens: int) -> None:
-        """One segment.  own: extra of the layer, count: how many vectors have left, tokens: T"""
-        move = own.moves[0]
+    def follow(self, own: Any, state: Any, position: int, tokens: int) -> None:
+        """One segment.  own: extra of the layer, tokens: T"""
+        move = own.watched.moves[0]
         self.held = len(move.new) + (0 if move.forgets else self.held)
-        left = own.left[0, own.left.size(1) - count :]
-        self.errors.follow(self.memory, state, move, left, position)
-        self.writer.add_move(self.name, move)
+        self.errors.follow(self.memory, state, own.watched, position)
+        add_write(self.writer, self.name, own.watched)
         if not self.held or own.seen is None:
             self.unread += tokens
             self.writer.add(f"{self.name}.histogram", np.zeros((1, BINS), dtype="f4"))
@@ -139,6 +140,13 @@ class Watch:
         }
 
 
+def add_write(writer: TraceWriter, name: str, watched: Any) -> None:
+    """What a write does to all places, and which vectors come with it."""
+    writer.add_move(name, watched.moves[0])
+    numbers, _ = watched.row()
+    writer.add(f"{name}.numbers", numbers.cpu().numpy().astype("i4"))
+
+
 def state_device(state: Any) -> torch.device:
     return next(iter(state.tensors().values())).device
 
@@ -168,21 +176,20 @@ def inspect(
     seen = {"tokens": 0, "segments": 0, "bytes": 0}
 
     def read(inputs: Tensor, targets: Tensor) -> None:
-        [count] = decoder.short_term.left(readers["on"].state.filled.tolist())
         position = seen["tokens"]
         for kind, reader in readers.items():
             losses, layers = reader.read(inputs, targets, watched=kind != "off")
             writer.add(f"loss.{kind}", losses)
             for number, own in enumerate(layers):
-                if own.moves is None:
+                if own.watched is None or own.watched.moves is None:
                     continue
                 if kind == "other":
-                    writer.add_move(f"other.{number}", own.moves[0])
+                    add_write(writer, f"other.{number}", own.watched)
                     continue
                 if number not in watches:
                     watches[number] = Watch(writer, number, decoder.layers[number].memory)
                 state = decoder.memory_states(reader.state)[number]
-                watches[number].follow(own, state, count, position, len(inputs))
+                watches[number].follow(own, state, position, len(inputs))
         writer.add("tokens", targets.cpu().numpy().astype("i4"))
         seen["tokens"] += len(targets)
         seen["segments"] += 1

@@ -81,6 +81,10 @@ def columns(trace: Trace) -> Iterator[tuple[str, np.ndarray]]:
         yield f"histogram.{own['layer']}", (histogram / highest * 255).round().astype("u1")
         for kind in kinds:
             name = f"{kind}.{own['layer']}"
+            numbers = trace.column(f"{name}.numbers")
+            if np.array_equal(numbers, np.arange(len(numbers)) + numbers[:1]):
+                numbers = numbers[:1]  # one after the other
+            yield f"{name}.numbers", numbers
             yield f"{name}.writes", trace.column(f"{name}.writes").astype("i4")
             for part in ("knots", "new", "begin"):
                 yield f"{name}.{part}", trace.column(f"{name}.{part}").astype("f4")

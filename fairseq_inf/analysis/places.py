@@ -19,13 +19,13 @@ class Places:
     """
 
     def __init__(self) -> None:
-        self.first = 0  # number of the first vector that has a place, of all that have come
+        self.first = 0  # the first vector that has a place, counted as they have come
         self.t = torch.zeros(0, dtype=torch.float64)  # K, not falling
         self.begin = 1.0
 
     @property
     def after(self) -> int:
-        """Number of the first vector that has not come to a place yet."""
+        """The first vector that has not come to a place yet."""
         return self.first + len(self.t)
 
     def follow(self, move: Move) -> None:
@@ -53,24 +53,23 @@ class Places:
 
 
 class Sample:
-    """Some of the vectors that a memory has been given, and where they are: every vector at first,
-    then every second, fourth .., so that there are never more than `most`."""
+    """Some of the vectors that a memory has been given, and where they are: every vector of the
+    stream at first, then every second, fourth .., so that there are never more than `most`."""
 
     def __init__(self, most: int = 256) -> None:
-        self.most, self.every, self.come = most, 1, 0
-        self.waiting: list[Tensor] = []  # have come, and have no place yet
+        self.most, self.every = most, 1
+        self.waiting: list[tuple[int, Tensor]] = []  # have come, and have no place yet
         self.kept: list[tuple[int, Tensor]] = []  # number of the vector, and the vector: e
         self.t = torch.zeros(0, dtype=torch.float64)
 
-    def follow(self, move: Move, vectors: Tensor) -> None:
-        """One write.  vectors: n x e, those that come with it, as the memory stores them."""
-        self.waiting += vectors
+    def follow(self, move: Move, numbers: Tensor, vectors: Tensor) -> None:
+        """One write.  numbers: n, vectors: n x e, of those that come, as they are stored."""
+        self.waiting += zip(numbers.tolist(), vectors, strict=True)
         if move.forgets:
             self.kept, self.t = [], self.t[:0]
         moved = move(self.t).tolist()
         for t in move.new.tolist():
-            vector, number = self.waiting.pop(0), self.come
-            self.come += 1
+            number, vector = self.waiting.pop(0)
             if number % self.every == 0:
                 self.kept.append((number, vector))
                 moved.append(t)

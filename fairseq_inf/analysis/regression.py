@@ -25,23 +25,24 @@ def regression_error(decoder: MemoryDecoder, tokens: Tensor, length: int) -> lis
     decoder.watched = True
     try:
         for part in tokens.split(length, dim=1):
-            [count] = set(decoder.short_term.left(state.filled.tolist()))
             _, state, extra = decoder(part, state)
             layers = [
                 own for own, x in zip(extra["layers"], decoder.layers, strict=True) if x.memory
             ]
             for number, own in enumerate(layers):
                 memory = memories[number]
-                if own.moves is None or memory.observes or memory.has_slots:
+                moves = own.watched.moves
+                if moves is None or memory.observes or memory.has_slots:
                     raise ValueError(
                         "only in a continuous memory that is not sticky can be told where a vector "
                         "is"
                     )
-                if own.moves[0].forgets:
+                if moves[0].forgets:
                     stored[number] = []
-                if count:
-                    stored[number].append(memory.stored(own.left[:, own.left.size(1) - count :]))
-                places[number].follow(own.moves[0])
+                each = [own.watched.row(row)[1] for row in range(len(tokens))]
+                if len(each[0]):
+                    stored[number].append(memory.stored(torch.stack(each)))
+                places[number].follow(moves[0])
     finally:
         decoder.watched = watched
     if not all(stored):

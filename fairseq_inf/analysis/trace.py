@@ -138,6 +138,20 @@ class Trace:
         cuts = zip(starts, ends.tolist(), strict=True)
         return [data[a - begin : b - begin].decode("utf-8", "replace") for a, b in cuts]
 
+    def numbers(self, name: str, places: Places) -> np.ndarray:
+        """Which vectors of the stream are at these places.  The end of a text is read first, so
+        that vector i is of token i - 1.  -> K"""
+        return self.column(f"{name}.numbers", places.first, places.after)
+
+    def vector_words(self, name: str, places: Places) -> list[str]:
+        """-> K"""
+        numbers = self.numbers(name, places)
+        if not len(numbers):
+            return []
+        first = int(numbers[0])
+        words = ["⟨start⟩"] * (first == 0) + self.words(max(first - 1, 0), int(numbers[-1]))
+        return [words[i] for i in (numbers - first).tolist()]
+
     def moves(self, name: str) -> Iterator[Move]:
         """The writes of a memory, one a segment.  name: own.LAYER or other.LAYER"""
         writes = self.column(f"{name}.writes").tolist()

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from fairseq_inf.memory import Goals, LongTermMemory, ShortTermMemory, State, mix
 from fairseq_inf.memory.contract import check_empty, check_same
 from fairseq_inf.memory.state import Ranges
-from fairseq_inf.modules import DecoderLayer, LayerPlan, Roles, Segment
+from fairseq_inf.modules import DecoderLayer, LayerPlan, Roles, Segment, Watched
 
 from .flags import flag
 
@@ -134,8 +134,15 @@ class MemoryDecoder(FairseqDecoder):
         self.checkpoint_activations = cfg.checkpoint_activations
         self.dropout = nn.Dropout(cfg.dropout)
         self.roles = build_roles(cfg, dictionary)
+
+        def own_draws(number: int) -> LongTermMemory | None:
+            """With a seed the host has the same first weights, whatever its memory."""
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(torch.initial_seed() + 1 + number)
+                return build_memory(number)
+
         self.layers = nn.ModuleList(
-            self.build_layer(cfg, build_memory(number)) for number in range(cfg.decoder_layers)
+            self.build_layer(cfg, own_draws(number)) for number in range(cfg.decoder_layers)
         )
 
     @property
@@ -261,9 +268,8 @@ class MemoryDecoder(FairseqDecoder):
                 lengths = None
         filled = state.filled.tolist()
         left, visible = self.short_term.left(filled), self.short_term.visible(filled)
-        segment = Segment(
-            self.short_term, max(visible), lengths, mask, state.key, goals, left, self.watched
-        )
+        watched = Watched(left, self._leaving(state)) if self.watched else None
+        segment = Segment(self.short_term, max(visible), lengths, mask, state.key, goals, watched)
         found: dict[Any, LayerPlan] = {}
         plans: list[LayerPlan] = []
         positions: dict[tuple[int, ...], Any] = {}
@@ -278,6 +284,12 @@ class MemoryDecoder(FairseqDecoder):
                 found[key] = LayerPlan(write, positions[held])
             plans.append(found[key])
         return segment, plans
+
+    def _leaving(self, state: DecoderState) -> Tensor:
+        """Which vectors of their streams stand before the short-term memory.  -> B x W"""
+        width = state.recent[0].size(1) - self.short_term.length
+        place = torch.arange(-width, 0, device=state.position.device)
+        return (state.position - self.short_term.length)[:, None] + place
 
     def _positions(
         self, tokens: Tensor, state: DecoderState, visible: list[int], held: tuple[int, ...]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,22 @@ from .attention import Attention, Place
 
 
 @dataclass
+class Watched:
+    """Of vectors that go to a long-term memory: a row takes the last `counts` of W."""
+
+    counts: Sequence[int]
+    numbers: Tensor  # B x W: which vectors of its stream they are
+    vectors: Tensor | None = None  # B x W x e
+    moves: list[Move] | None = None  # what the write does to the places of all; None if it has none
+
+    def row(self, row: int = 0) -> tuple[Tensor, Tensor]:
+        """-> numbers: n, vectors: n x e"""
+        assert self.vectors is not None
+        first = self.numbers.size(1) - self.counts[row]
+        return self.numbers[row, first:], self.vectors[row, first:]
+
+
+@dataclass
 class Segment:
     """What every layer needs to know of a segment, worked out once."""
 
@@ -37,8 +53,7 @@ class Segment:
     mask: Tensor | None  # B x T: true for real tokens, None if there is no padding
     key: Tensor  # B: hash of the stream so far
     goals: Goals | None  # what is to be learned and logged
-    left: Sequence[int]  # of each row, how many vectors have left the short-term memory
-    watched: bool  # an inspection wants to know what becomes of them
+    watched: Watched | None  # what an inspection wants to know
 
 
 @dataclass
@@ -60,9 +75,7 @@ class LayerExtra:
     losses: dict[str, Tensor] = field(default_factory=dict)
     logs: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     seen: Any = None
-    # of a watched segment:
-    moves: list[Move] | None = None  # of the write
-    left: Tensor | None = None  # B x W x e, of which a row has taken the last `left` of the segment
+    watched: Watched | None = None
 
 
 @dataclass
@@ -125,10 +138,11 @@ class DecoderLayer(nn.Module):
         left, short_term = segment.short_term.split(recent)
         context = torch.cat([short_term[:, short_term.size(1) - segment.shown :], source], dim=1)
         memory = None if state is None else self.memory
-        trace = seen = moves = None
+        trace = seen = watched = None
         if memory is not None:
-            if segment.watched:
+            if segment.watched is not None:
                 moves = memory.moves(state, plan.write, segment.key)
+                watched = replace(segment.watched, vectors=left, moves=moves)
             state, trace = memory.write(left, state, plan.write, self.attention, segment.key)
         extra = LayerExtra()
         out = None
@@ -149,7 +163,7 @@ class DecoderLayer(nn.Module):
                 extra = self._learn(memory, query, seen, trace, plan, segment, segment.goals)
                 if added is not None:
                     extra.logs["ltm_share"] = _share(added, found, segment, segment.goals)
-            if memory is not None and segment.watched and plan.slots:
+            if watched is not None and memory is not None and plan.slots:
                 seen = _slot_weights(attend, key, plan.slots, memory.num_slots)
             extra.seen = seen
             out = self.finish(x, found if added is None else found + added)
@@ -157,8 +171,7 @@ class DecoderLayer(nn.Module):
             seen = memory.look(self.attention.queries(source), state)
         if memory is not None:
             state = memory.observe(state, seen, segment.mask)
-        if segment.watched:
-            extra.moves, extra.left = moves, left
+        extra.watched = watched
         if segment.shown == segment.short_term.length and segment.lengths is None:
             recent = context.detach()
         else:

@@ -23,16 +23,15 @@ class Roles(nn.Module):
         numbers = torch.zeros(vocabulary, dtype=torch.long)
         numbers[list(words)] = torch.arange(1, len(words) + 1)
         self.register_buffer("numbers", numbers, persistent=False)
-        self.embedding = nn.Embedding(len(words) + 1, dim, padding_idx=0)
-        nn.init.zeros_(self.embedding.weight)
+        self.weight = nn.Parameter(torch.zeros(len(words), dim))
 
     def of(self, tokens: Tensor, before: Tensor) -> Tensor:
         """tokens: B x T.  before: B, the role of the token before them.  -> roles, 0 .. K: B x T"""
         numbers = torch.cat([before[:, None], self.numbers[tokens]], dim=1)
         place = torch.arange(numbers.size(1), device=tokens.device)
         begun = (place * (numbers > 0)).cummax(dim=1).values
-        return numbers.gather(1, begun)[:, 1:].clamp(max=self.embedding.num_embeddings - 1)
+        return numbers.gather(1, begun)[:, 1:].clamp(max=len(self.weight))
 
     def forward(self, roles: Tensor) -> Tensor:
         """B x T -> B x T x e"""
-        return F.embedding(roles, self.embedding.weight, padding_idx=0)
+        return F.embedding(roles, F.pad(self.weight, (0, 0, 1, 0)))

@@ -52,9 +52,9 @@ class MemoryBoard:
                 tag = f"{name}/layer{number}"
                 before = self.sums.get(tag, (0.0, 0.0))
                 self.sums[tag] = (before[0] + float(total), before[1] + float(count))
-            if own.moves is None:
+            if own.watched is None or own.watched.moves is None:
                 continue
-            self.places.setdefault(number, Places()).follow(own.moves[0])
+            self.places.setdefault(number, Places()).follow(own.watched.moves[0])
             if own.seen is not None and self.segments % EVERY == 0:
                 first = replace(own.seen, **{x: y[:1] for x, y in vars(own.seen).items()})
                 edges = torch.linspace(0, 1, BINS + 1, device=output[0].device)
