@@ -319,7 +319,7 @@ def hub(trained, data):
     hub = open_hub(str(trained), str(data), cpu=True)
     with torch.no_grad():  # so that the memory matters
         for layer in hub.model.decoder.layers:
-            layer.memory.strength.fill_(1)
+            torch.nn.init.normal_(layer.memory.output.weight)
     return hub
 
 

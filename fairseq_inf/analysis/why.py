@@ -25,21 +25,24 @@ def attended(hub: MemoryHub, tokens: Tensor, first: int) -> Tensor:
     # the vector of a token stands where the token is an input: one later than as a target
     found = torch.zeros(len(stream), dtype=torch.float64)
     places: dict[int, Places] = {}
+    come: dict[int, list[int]] = {}  # of each layer, the vectors that its memory has been given
     reads = 0
     for begin in range(0, len(tokens), hub.length):
         part = stream[begin : begin + hub.length + 1].to(hub.device)
         _, layers = reader.read(part[:-1], part[1:], watched=True)
         asked = slice(max(first - begin, 0), None)  # of the targets
         for number, own in enumerate(layers):
-            if own.moves is None:
+            if own.watched is None or own.watched.moves is None:
                 continue
             place = places.setdefault(number, Places())
-            place.follow(own.moves[0])
+            place.follow(own.watched.moves[0])
+            come.setdefault(number, []).extend(own.watched.row()[0].tolist())
             if own.seen is None or not len(place.t) or begin + len(part) - 1 <= first:
                 continue
             masses = own.seen.mass(place.edges().to(hub.device).float())  # 1 x H x T x K
             masses = masses[0, :, asked].double().cpu()
-            found[place.first : place.after] += masses.sum(dim=(0, 1))
+            vectors = torch.tensor(come[number][place.first : place.after])
+            found.index_add_(0, vectors, masses.sum(dim=(0, 1)))
             reads += masses.size(0) * masses.size(1)
     if not places:
         raise Failure("this model has no memory in which words have a place")

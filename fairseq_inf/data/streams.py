@@ -219,7 +219,11 @@ class SequenceBatches(torch.utils.data.Dataset):
         self.rows, self.own = rows, own
         self.order = np.arange(len(dataset))
         if shuffle_seed is not None:
-            np.random.RandomState(shuffle_seed % 2**32).shuffle(self.order)
+            draw = np.random.RandomState(shuffle_seed % 2**32)
+            draw.shuffle(self.order)
+            segments = -(-dataset.sizes // length)
+            if segments.min() < segments.max():
+                self.order = _alike(self.order, segments, rows, draw)
         # the segment that each document's first target is in
         first = [int(asked(dataset, d).argmax()) for d in range(len(dataset))]
         self.first = np.array(first) // length
@@ -251,6 +255,20 @@ class SequenceBatches(torch.utils.data.Dataset):
             "nsentences": sum(bool(row) for row in spans[self.own]),
             "ntokens": sum(batch["ntokens"] for batch in segments),
         }
+
+
+def _alike(
+    order: np.ndarray, segments: np.ndarray, rows: int, draw: np.random.RandomState
+) -> np.ndarray:
+    """Documents in a random order, in which those of a batch have about as many segments, so that
+    few rows wait for the longest.  segments: of each document"""
+    batches = []
+    for some in np.split(order, range(16 * rows, len(order), 16 * rows)):
+        some = some[np.argsort(segments[some], kind="stable")]
+        batches += np.split(some, range(rows, len(some), rows))
+    last = [batches.pop()] if len(batches[-1]) < rows else []
+    mixed = [batches[i] for i in draw.permutation(len(batches))]
+    return np.concatenate(mixed + last)
 
 
 def _segments(
