@@ -93,7 +93,8 @@ class Answers:
         documents = read(decoder, documents, texts.to(hub.device), lengths.to(hub.device))
         order = sorted(self.streams, key=lambda stream: len(stream.tokens))
         torch.manual_seed(seed)
-        with tqdm(total=len(self.turns), unit=" turns", disable=not progress) as bar:
+        total = sum(said.turn > 0 for said in self.turns)
+        with tqdm(total=total, unit=" responses", disable=not progress) as bar:
             for first in range(0, len(order), rows):
                 own = order[first : first + rows]
                 for segment, turn in self._segments(own, documents):
