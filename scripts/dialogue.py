@@ -21,10 +21,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from runs import (
+    add_rows,
     checkpoint_settings,
-    find_configs,
+    find_rows,
     once,
     run,
+    shown,
     side_by_side,
     spread,
     threads_each,
@@ -49,25 +51,26 @@ PAPER = {
 }
 
 
-def work(args, config, seed):
-    """Train and test one config, or what an earlier call has left.  -> its results"""
-    folder = Path(args.out).resolve() / config.stem / f"seed{seed}"
-    bare = config.stem.endswith(WITHOUT)
+def work(args, row, seed):
+    """Train and test one row, or what an earlier call has left.  -> its results"""
+    folder = row.folder(args.out, seed)
+    bare = row.config.stem.endswith(WITHOUT)
     data = args.without if bare else args.data
     asked = {
         "--data": data,
         "--host": args.host,
         "--conversations": args.conversations,
-        "overrides": args.overrides,
-        "config": config.read_text(),
+        "overrides": row.overrides,
+        "config": row.config.read_text(),
     }
 
     def measure():
-        overrides = [f"checkpoint.finetune_from_model='{args.host}'", *args.overrides]
-        seconds = train(config, data, seed, folder, overrides, args.threads, args.cpu)
+        overrides = [f"checkpoint.finetune_from_model='{args.host}'", *row.overrides]
+        seconds = train(row.config, data, seed, folder, overrides, args.threads, args.cpu)
         checkpoint = folder / "checkpoint_last.pt"
         answers = evaluate(args, data, checkpoint, folder / "answers.json")
-        result = {"config": config.stem, "seed": seed, "seconds": seconds}
+        result = {"config": row.name, "seed": seed, "seconds": seconds}
+        result["folder"] = str(folder)
         result.update(answering=answers["seconds"], statistics=answers["statistics"])
         result["ppl"] = answers["measures"]["ppl"]["value"]
 
@@ -103,16 +106,17 @@ def pooled(results):
     return {name: np.sum([r["statistics"][name] for r in results], axis=0) for name in MEASURES}
 
 
-def report(results, configs):
+def report(results, rows):
     """-> the table, and which differences from the host are more than chance"""
     head = ["model", "perplexity", "by seed", "memory off", "without document"]
     head += [MEASURES[name].title for name in SHOWN] + ["minutes", "paper"]
     lines, compared = [], []
-    found = {c.stem: sorted((r for r in results if r["config"] == c.stem),
-                            key=lambda r: r["seed"]) for c in configs}  # fmt: skip
+    found = {row.name: [r for r in results if r["config"] == row.name] for row in rows}
+    for own in found.values():
+        own.sort(key=lambda r: r["seed"])
     for name, own in found.items():
         values = [r["ppl"] for r in own]
-        cells = [name.replace("_", " "), spread(values), ", ".join(f"{v:.2f}" for v in values)]
+        cells = [shown(name), spread(values), ", ".join(f"{v:.2f}" for v in values)]
         for kind in ("off", "without"):
             cells.append(spread([r[kind] for r in own]) if kind in own[0] else "–")
         measures = bootstrap(pooled(own))
@@ -130,21 +134,21 @@ def report(results, configs):
     return "\n".join([table(head, lines), "", *compared])
 
 
-def examples(args, results, count=3, turns=3):
+def examples(args, results, rows, count=3, turns=3):
     """The first responses of conversations that are evenly spaced over the test split, as the
-    model of the least perplexity that has a memory answered them; with what it looked at."""
-    found = [r for r in results if "off" in r]
+    last row that has a memory answered them with the first seed; with what it looked at."""
+    found = [r for row in rows for r in results if r["config"] == row.name and "off" in r]
     if not found:
         return ""
-    best = min(found, key=lambda r: r["ppl"])
-    folder = Path(args.out).resolve() / best["config"] / f"seed{best['seed']}"
+    last = min((r for r in found if r["config"] == found[-1]["config"]), key=lambda r: r["seed"])
+    folder = Path(last["folder"])
     hub = open_hub(str(folder / "checkpoint_last.pt"), args.data, args.cpu)
     hub.task.load_dataset("test")
     dataset = hub.task.dataset("test")
     said = json.loads((folder / "answers.json").read_text())["turns"]
     total = said[-1]["conversation"] + 1
     answers = Answers(hub, dataset, total)
-    lines = [f"{best['config']}, seed {best['seed']}"]
+    lines = [f"{last['config']}, seed {last['seed']}"]
     for number in range(0, total, -(-total // count)):
         stream = answers.streams[number]
         document = answers.documents[stream.document]
@@ -167,21 +171,14 @@ def examples(args, results, count=3, turns=3):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "configs",
-        nargs="+",
-        help="folders of hydra configs or single .yaml files, and hydra overrides, a=b, for all",
-    )
+    add_rows(parser)
     parser.add_argument("--data", required=True, help="data-bin of examples/dialogue/prepare.sh")
     parser.add_argument("--without", required=True, help="the same, made with --without-document")
     parser.add_argument("--host", required=True, help="checkpoint that fairseq-inf-import wrote")
     parser.add_argument("--out", default="dialogue", help="folder for checkpoints and results")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
     parser.add_argument("--conversations", type=int, help="of the test split, the first that many")
-    parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_intermixed_args()
-    configs = find_configs(parser, args)
+    rows = find_rows(parser, args)
     args.without, args.host = (str(Path(x).resolve()) for x in (args.without, args.host))
     for flag, path in (("--without", Path(args.without) / "dict.txt"), ("--host", Path(args.host))):
         if not path.is_file():
@@ -189,12 +186,12 @@ def main():
     args.threads = threads_each(args.jobs)
     results = side_by_side(
         args.jobs,
-        [partial(work, args, config, seed) for seed in args.seeds for config in configs],
+        [partial(work, args, row, seed) for seed in args.seeds for row in rows],
         lambda result: f"{result['config']} seed {result['seed']}: {result['ppl']:.2f}",
     )
-    text = report(results, configs)
+    text = report(results, rows)
     (Path(args.out) / "table.md").write_text(text + "\n")
-    (Path(args.out) / "examples.md").write_text(examples(args, results))
+    (Path(args.out) / "examples.md").write_text(examples(args, results, rows))
     print(f"\n{text}")
 
 

@@ -433,6 +433,7 @@ def test_what_an_answer_looked_at_is_found_by_its_place(hub, data):
 # measures
 
 
+@pytest.mark.slow
 def test_meteor_is_that_of_nltk(real_data, monkeypatch):
     nltk = pytest.importorskip("nltk", reason="pip install 'fairseq_inf[dialogue]'")
     monkeypatch.setattr(nltk.data, "path", [str(real_data / "nltk_data")])
@@ -556,6 +557,7 @@ def called(command, args, typed=None):
     return printed.getvalue(), failed
 
 
+@pytest.mark.slow
 def test_a_split_is_answered_measured_and_compared(trained, data, tmp_path, real_data, monkeypatch):
     nltk = pytest.importorskip("nltk")
     monkeypatch.setattr(nltk.data, "path", [str(real_data / "nltk_data")])
@@ -577,6 +579,10 @@ def test_a_split_is_answered_measured_and_compared(trained, data, tmp_path, real
     assert "different conversations" in failed
 
 
+def interrupted(prompt):
+    raise KeyboardInterrupt
+
+
 def test_a_talk_ends_with_the_input_and_says_why(trained, data, tmp_path):
     document = tmp_path / "film.txt"
     document.write_text(film_text(film(0), document))
@@ -586,6 +592,10 @@ def test_a_talk_ends_with_the_input_and_says_why(trained, data, tmp_path):
     assert "there is no answer yet" in printed and "it:  " in printed
     assert "of its looks at the long-term memory went to the document" in printed
     assert printed.count(chat.HELP) == 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.input", interrupted)
+        _, failed = called(chat, args)
+    assert failed == 130, "Ctrl-C leaves without a traceback"
     document.write_text(" ")
     _, failed = called(chat, args, "")
     assert str(document) in failed
