@@ -60,6 +60,7 @@ def work(args, row, seed):
         "--data": data,
         "--host": args.host,
         "--conversations": args.conversations,
+        "--answered": args.answered,
         "overrides": row.overrides,
         "config": row.config.read_text(),
     }
@@ -68,14 +69,14 @@ def work(args, row, seed):
         overrides = [f"checkpoint.finetune_from_model='{args.host}'", *row.overrides]
         seconds = train(row.config, data, seed, folder, overrides, args.threads, args.cpu)
         checkpoint = folder / "checkpoint_last.pt"
-        answers = evaluate(args, data, checkpoint, folder / "answers.json")
+        answers = evaluate(args, data, checkpoint, folder / "answers.json", args.answered)
         result = {"config": row.name, "seed": seed, "seconds": seconds}
         result["folder"] = str(folder)
         result.update(answering=answers["seconds"], statistics=answers["statistics"])
         result["ppl"] = answers["measures"]["ppl"]["value"]
 
         def other(name, *how, of=data):
-            found = evaluate(args, of, checkpoint, folder / name, "--perplexity-only", *how)
+            found = evaluate(args, of, checkpoint, folder / name, 0, *how)
             return found["measures"]["ppl"]["value"]
 
         if checkpoint_settings(checkpoint)["has_memory"]:
@@ -87,16 +88,16 @@ def work(args, row, seed):
     return once(folder, asked, measure)
 
 
-def evaluate(args, data, checkpoint, output, *how):
-    """-> what fairseq-inf-dialogue writes, or has written before"""
+def evaluate(args, data, checkpoint, output, answered, *how):
+    """answered: how many conversations.  -> what fairseq-inf-dialogue writes, or has written"""
     if not output.is_file():
         command = [
             sys.executable, "-m", "fairseq_inf.commands.dialogue", data,
             "--path", str(checkpoint), "--output", str(output), *how,
         ]  # fmt: skip
         command += ["--cpu"] * args.cpu
-        if args.conversations:
-            command += ["--conversations", str(args.conversations)]
+        for flag, count in (("--answered", answered), ("--conversations", args.conversations)):
+            command += [] if count is None else [flag, str(count)]
         run(command, output.with_suffix(".log"), args.threads)
     return json.loads(output.read_text())
 
@@ -146,7 +147,7 @@ def examples(args, results, rows, count=3, turns=3):
     hub.task.load_dataset("test")
     dataset = hub.task.dataset("test")
     said = json.loads((folder / "answers.json").read_text())["turns"]
-    total = said[-1]["conversation"] + 1
+    total = 1 + max(turn["conversation"] for turn in said if turn["answer"])
     answers = Answers(hub, dataset, total)
     lines = [f"{last['config']}, seed {last['seed']}"]
     for number in range(0, total, -(-total // count)):
@@ -177,6 +178,7 @@ def main():
     parser.add_argument("--host", required=True, help="checkpoint that fairseq-inf-import wrote")
     parser.add_argument("--out", default="dialogue", help="folder for checkpoints and results")
     parser.add_argument("--conversations", type=int, help="of the test split, the first that many")
+    parser.add_argument("--answered", type=int, help="of these, the first that many (all)")
     args = parser.parse_intermixed_args()
     rows = find_rows(parser, args)
     args.without, args.host = (str(Path(x).resolve()) for x in (args.without, args.host))

@@ -367,7 +367,7 @@ def test_a_document_longer_than_a_segment_is_in_memory_before_the_first_turn(hub
     for memory in (True, False):
         decoder.ltm_enabled = memory
         try:
-            runs = [Answers(hub, x).run(False) for x in (split, changed(split, 0, 2, word))]
+            runs = [Answers(hub, x).run(0) for x in (split, changed(split, 0, 2, word))]
         finally:
             decoder.ltm_enabled = True
         told[memory] = runs[0][0].nll != runs[1][0].nll
@@ -376,7 +376,7 @@ def test_a_document_longer_than_a_segment_is_in_memory_before_the_first_turn(hub
 
 def test_likelihoods_are_those_of_reading_each_stream_alone_and_of_the_task(hub, data, trained):
     split = streams(data, "test")
-    turns = Answers(hub, split).run(False, rows=2)
+    turns = Answers(hub, split).run(0, rows=2)
     for number in range(len(split)):
         own = [said for said in turns if said.conversation == number]
         tokens = split[number]
@@ -388,7 +388,7 @@ def test_likelihoods_are_those_of_reading_each_stream_alone_and_of_the_task(hub,
             wanted = -float(logs[0, turn.begin + 1 : turn.end + 1].sum())
             assert said.nll == pytest.approx(wanted, abs=1e-3)
             assert said.tokens == turn.end - turn.begin
-    plain = Answers(open_hub(str(trained), str(data), cpu=True), split).run(False)
+    plain = Answers(open_hub(str(trained), str(data), cpu=True), split).run(0)
     printed = fairseq(
         "validate", data, "--user-dir", "fairseq_inf", "--task", "dialogue", "--cpu",
         "--path", trained, "--valid-subset", "test", "--batch-size", 2, "--num-workers", 0,
@@ -406,6 +406,9 @@ def test_answers_are_the_same_one_by_one_and_side_by_side(hub, data):
     two = Answers(hub, split, 4).run(rows=4, branches=5, **GREEDY)
     assert [x.answer for x in one] == [x.answer for x in two]
     assert all(x.answer == "" for x in one if x.turn == 0)
+    some = Answers(hub, split, 4).run(2, **GREEDY)
+    assert [x.nll for x in some] == pytest.approx([x.nll for x in one], abs=1e-3)
+    assert [x.answer for x in some] == [x.answer if x.conversation < 2 else "" for x in one]
     assert not any(marker in x.answer for x in one for marker in MARKERS)
 
 
@@ -574,7 +577,7 @@ def test_a_split_is_answered_measured_and_compared(trained, data, tmp_path, real
     called(dialogue, [*args, two, "--memory-off", "--greedy"])
     printed, failed = called(dialogue, ["--compare", one, two])
     assert failed is None and "| perplexity | " in printed and printed.count("\n") == 11
-    called(dialogue, [*args, two, "--perplexity-only", "--conversations", 1])
+    called(dialogue, [*args, two, "--answered", 0, "--conversations", 1])
     _, failed = called(dialogue, ["--compare", one, two])
     assert "different conversations" in failed
 

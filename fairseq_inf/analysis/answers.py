@@ -78,31 +78,30 @@ class Answers:
 
     def run(
         self,
-        generate: bool = True,
+        answered: int | None = None,
         rows: int = 16,
         branches: int = 64,
         seed: int = 1,
         progress: bool = False,
         **settings: Any,
     ) -> list[Said]:
-        """generate: False to only measure likelihoods.  rows: conversations side by side.
-        branches: answers side by side.  settings: of `hub.go_on`"""
+        """answered: how many conversations are, the first ones (all); likelihoods are of all.  rows:
+        conversations side by side.  branches: answers side by side.  settings: of `hub.go_on`"""
         hub, decoder = self.hub, self.hub.model.decoder
         texts, lengths = pad(self.documents, self.pad)
         documents = new_reading(decoder, len(texts), hub.length)
         documents = read(decoder, documents, texts.to(hub.device), lengths.to(hub.device))
         order = sorted(self.streams, key=lambda stream: len(stream.tokens))
         torch.manual_seed(seed)
-        total = sum(said.turn > 0 for said in self.turns)
-        with tqdm(total=total, unit=" responses", disable=not progress) as bar:
+        answered = len(self.streams) if answered is None else answered
+        with tqdm(total=len(self.streams), unit=" conversations", disable=not progress) as bar:
             for first in range(0, len(order), rows):
                 own = order[first : first + rows]
                 for segment, turn in self._segments(own, documents):
-                    starts = self._starts(segment, turn)
-                    for some in starts.split(branches) if generate and len(starts) else ():
+                    starts = self._starts(segment, turn, answered)
+                    for some in starts.split(branches) if len(starts) else ():
                         self._answer(segment, turn, some, settings)
-                        bar.update(len(some))
-                    bar.update(0 if generate else len(starts))
+                bar.update(len(own))
         for said, nll, tokens in zip(
             self.turns, self.nll.tolist(), self.tokens.tolist(), strict=True
         ):
@@ -146,11 +145,12 @@ class Answers:
         self.nll.index_add_(0, turn[said], -segment.score(targets).double().cpu())
         self.tokens += torch.bincount(turn[said], minlength=len(self.tokens))
 
-    def _starts(self, segment: OpenSegment, turn: Tensor) -> Tensor:
+    def _starts(self, segment: OpenSegment, turn: Tensor, answered: int) -> Tensor:
         """-> row and column of each marker that an answer follows: n x 2"""
         tokens = segment.cache.reading.tokens[:, : segment.longest].cpu()
         found = (torch.isin(tokens, self.markers) & (turn >= 0)).nonzero()
-        kept = [i for i, at in enumerate(found) if self.turns[int(turn[tuple(at)])].turn > 0]
+        said = [self.turns[int(turn[tuple(at)])] for at in found]
+        kept = [i for i, x in enumerate(said) if x.turn > 0 and x.conversation < answered]
         return found[kept]
 
     def _answer(

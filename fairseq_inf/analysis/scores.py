@@ -140,11 +140,11 @@ def by_conversation(each: np.ndarray, numbers: Sequence[int]) -> np.ndarray:
 
 def bootstrap(found: dict[str, np.ndarray], draws: int = DRAWS, seed: int = 1) -> dict[str, Any]:
     """found: of each measure C x K.  -> of each its value, and where 95 % of the draws lie"""
-    count = len(next(iter(found.values())))
-    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=draws)
     result = {}
     for name, each in found.items():
-        value = MEASURES[name].value
+        value, count = MEASURES[name].value, len(each)
+        draw = np.random.default_rng(seed)
+        drawn = draw.multinomial(count, np.full(count, 1 / count), size=draws)
         values = [value(total) for total in drawn @ each]
         low, high = np.quantile(values, [0.025, 0.975])
         result[name] = {"value": value(each.sum(axis=0)), "low": float(low), "high": float(high)}
@@ -157,11 +157,10 @@ def compare(
     """Approximate randomization (Noreen, 1989): how often two systems whose answers are exchanged
     at random, conversation by conversation, differ as much as these do.
     one, other: of each measure C x K.  -> of each `one` - `other`, and p"""
-    count = len(next(iter(one.values())))
-    swapped = np.random.default_rng(seed).integers(2, size=(draws, count))
     result = {}
     for name in one:
         value = MEASURES[name].value
+        swapped = np.random.default_rng(seed).integers(2, size=(draws, len(one[name])))
         mine, theirs = one[name].sum(axis=0), other[name].sum(axis=0)
         moved = swapped @ (one[name] - other[name])
         difference = value(mine) - value(theirs)

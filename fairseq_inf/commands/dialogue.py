@@ -29,7 +29,7 @@ def parse() -> argparse.Namespace:
     add("--compare", nargs=2, type=Path, metavar="JSON", help="two of these files; nothing else")
     add("--split", default="test")
     add("--conversations", type=int, help="take the first that many of the split (all)")
-    add("--perplexity-only", action="store_true", help="answer nothing")
+    add("--answered", type=int, help="answer the first that many only (all); 0: perplexity alone")
     search = parser.add_mutually_exclusive_group()
     search.add_argument("--topp", type=float, default=0.9, help="nucleus that is drawn from (0.9)")
     search.add_argument("--greedy", action="store_true", help="always the likeliest token")
@@ -47,6 +47,8 @@ def parse() -> argparse.Namespace:
         value = getattr(args, name)
         if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    if args.answered is not None and args.answered < 0:
+        parser.error(f"--answered must be at least 0, got {args.answered}")
     if not 0 < args.topp <= 1:
         parser.error(f"--topp must be above 0 and at most 1, got {args.topp}")
     return args
@@ -69,7 +71,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     from fairseq_inf.memory import check_writable
 
     check_writable(str(args.output))
-    if not args.perplexity_only:
+    if args.answered != 0:
         load_meteor()  # fails now rather than later
     off = {"ltm_enabled": False} if args.memory_off else {}
     hub = open_hub(args.path, args.data, args.cpu, **off)
@@ -79,15 +81,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     begin = time.time()
     answers = Answers(hub, hub.task.dataset(args.split), args.conversations)
     settings = {"max_tokens": args.max_tokens, **search_settings(args)}
-    turns = answers.run(
-        not args.perplexity_only, args.rows, args.branches, args.seed, True, **settings
-    )
+    turns = answers.run(args.answered, args.rows, args.branches, args.seed, True, **settings)
     seconds = time.time() - begin
     numbers = [said.conversation for said in turns]
     likely = np.array([[said.nll, said.tokens] for said in turns])
     found = {"ppl": by_conversation(likely, numbers)}
-    responses = [said for said in turns if said.turn > 0]
-    if not args.perplexity_only:
+    answered = len(answers.streams) if args.answered is None else args.answered
+    responses = [said for said in turns if said.turn > 0 and said.conversation < answered]
+    if responses:
         each = statistics([said.answer for said in responses], [said.text for said in responses])
         numbers = [said.conversation for said in responses]
         found |= {name: by_conversation(x, numbers) for name, x in each.items()}
@@ -96,6 +97,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "asked": {name: x for name, x in asked.items() if name != "compare"},
         "seconds": round(seconds, 1),
         "conversations": len(answers.streams),
+        "answered": min(answered, len(answers.streams)),
         "responses": len(responses),
         "measures": bootstrap(found),
         "statistics": {name: x.tolist() for name, x in found.items()},
@@ -131,7 +133,7 @@ def show_difference(paths: list[Path]) -> str:
 
     results = [load(path) for path in paths]
     one, other = ([(x["conversation"], x["text"]) for x in r["turns"]] for r in results)
-    if one != other:
+    if one != other or len({r["answered"] for r in results if r["answered"]}) > 1:
         raise Failure(f"{paths[0]} and {paths[1]} are of different conversations.")
     both = [name for name in MEASURES if all(name in r["statistics"] for r in results)]
     mine, theirs = ({name: np.array(r["statistics"][name]) for name in both} for r in results)
@@ -161,8 +163,9 @@ def main() -> None:
         partial.replace(args.output)
     print(show(result))
     print(
-        f"{result['responses']:,} responses of {result['conversations']:,} conversations are in "
-        f"{args.output} after {result['seconds']:.0f} seconds",
+        f"{result['responses']:,} responses of {result['answered']:,} conversations, and the "
+        f"likelihood of all {result['conversations']:,}, are in {args.output} after "
+        f"{result['seconds']:.0f} seconds",
         file=sys.stderr,
     )
 
