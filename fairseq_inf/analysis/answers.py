@@ -85,8 +85,9 @@ class Answers:
         progress: bool = False,
         **settings: Any,
     ) -> list[Said]:
-        """answered: how many conversations are, the first ones (all); likelihoods are of all.  rows:
-        conversations side by side.  branches: answers side by side.  settings: of `hub.go_on`"""
+        """answered: how many conversations are, the first ones (all); likelihoods are of all.
+        rows: conversations side by side.  branches: answers side by side.
+        settings: of `hub.go_on`"""
         hub, decoder = self.hub, self.hub.model.decoder
         texts, lengths = pad(self.documents, self.pad)
         documents = new_reading(decoder, len(texts), hub.length)
