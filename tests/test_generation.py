@@ -9,12 +9,14 @@ import pytest
 import sentencepiece
 import torch
 from conftest import BASELINES, TASK, evaluate, fairseq, load, result, tool, train
+from fairseq import search
+from fairseq.data import Dictionary
 from zoo import MEMORIES, make_model, text
 
 from fairseq_inf.data.encoding import GPT2, SentencePiece
 from fairseq_inf.models import InfiniteFormerLM
 from fairseq_inf.models.generation import Continuation, new_reading, read
-from fairseq_inf.models.prompt_model import PromptModel
+from fairseq_inf.models.prompt_model import Nucleus, PromptModel
 from fairseq_inf.tasks.long_sequence_lm import LongSequenceLMConfig, LongSequenceLMTask
 
 LENGTH = 5  # tokens of a segment; the short-term memory has 6
@@ -97,6 +99,38 @@ def assert_tokens_one_by_one(decoder, atol):
     # nothing of this has touched the reading
     assert torch.equal(first, Continuation(decoder, reading).output)
     assert reading.count.tolist() == [(size + 1 - 1) % LENGTH + 1 for size in PROMPTS]
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_rows_that_end_change_places_or_are_doubled_go_on_as_they_would(name):
+    decoder = make_model(name).double().decoder
+    texts = [text(1, size + 30, seed=size)[0] for size in PROMPTS]
+    expected = [evaluation(decoder, whole) for whole in texts]
+    reading = read(decoder, new_reading(decoder, len(texts), LENGTH), *ragged(texts, PROMPTS))
+    go_on, rows = Continuation(decoder, reading), list(range(len(texts)))
+    kept = {3: [5, 0, 2, 7, 1], 9: [3, 0, 4, 1], 13: [2, 0], 17: [1, 1, 0]}
+    for step in range(25):
+        if step in kept:
+            go_on.reorder(torch.tensor(kept[step]))
+            rows = [rows[row] for row in kept[step]]
+        logs = logarithms(decoder, go_on.output)[:, 0]
+        assert len(logs) == len(rows)
+        for own, row in zip(logs, rows, strict=True):
+            assert torch.allclose(own, expected[row][PROMPTS[row] + step], atol=1e-9), (row, step)
+        go_on.feed(torch.stack([texts[row][PROMPTS[row] + step] for row in rows]))
+
+
+@pytest.mark.parametrize("sharpness", [0.1, 8.0])
+def test_a_nucleus_is_drawn_from_as_fairseq_does(sharpness):
+    """Also where it has more tokens than are sorted at first."""
+    words = Dictionary()
+    logs = (sharpness * torch.randn(3, 1, 9000)).log_softmax(dim=-1)
+    drawn = []
+    for kind in (search.Sampling, Nucleus):
+        torch.manual_seed(1)
+        drawn.append(kind(words, sampling_topp=0.9).step(0, logs.clone(), torch.zeros(3, 1, 0)))
+    for one, two in zip(*drawn, strict=True):
+        assert torch.equal(one, two)
 
 
 @pytest.mark.parametrize("name", MEMORIES)
