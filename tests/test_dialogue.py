@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import importlib.util
 import io
 import json
 import os
@@ -602,3 +603,33 @@ def test_a_talk_ends_with_the_input_and_says_why(trained, data, tmp_path):
     document.write_text(" ")
     _, failed = called(chat, args, "")
     assert str(document) in failed
+
+
+def test_the_table_pools_the_seeds_and_compares_with_the_host(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    spec = importlib.util.spec_from_file_location("table", ROOT / "scripts" / "dialogue.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    rng = np.random.default_rng(0)
+
+    def result(config, seed, gain, **more):
+        means = {
+            name: np.stack([rng.random(40) + gain, np.ones(40)], axis=1)
+            for name in scores.MEASURES
+            if name not in ("ppl", "bleu", "chrf")
+        }
+        corpus = {"bleu": np.full((40, 10), 5.0), "chrf": np.full((40, 18), 5.0)}
+        likely = {"ppl": np.tile([50 * (2 - gain), 50], (60, 1))}  # of more than are answered
+        found = {name: x.tolist() for name, x in {**likely, **means, **corpus}.items()}
+        ppl = np.exp(2 - gain)
+        timed = {"seconds": 60, "answering": 60}
+        return {"config": config, "seed": seed, "ppl": ppl, "statistics": found, **timed, **more}
+
+    results = [result("host", seed, 0.0, without=9.0) for seed in (1, 2)]
+    results += [result("infinite_former", seed, 0.3, off=8.0, without=9.0) for seed in (2, 1)]
+    rows = [SimpleNamespace(name=name) for name in ("host", "infinite_former")]
+    lines = script.report(results, rows).splitlines()
+    assert lines[2].startswith("| host | 7.39 ± 0.00 | 7.39, 7.39 | – | 9.00 ± 0.00 | ")
+    assert lines[3].startswith("| infinite former | 5.47 ± 0.00 | 5.47, 5.47 | 8.00 ± 0.00 | 9.00")
+    assert "2.00 ± 0.00 | 18.02, 8.92, 15.28, 12.51, 7.52 |" in lines[3]
+    assert lines[-1].startswith("infinite_former against host: perplexity -1.92 (p = 0.001), F1 +")
