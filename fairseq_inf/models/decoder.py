@@ -28,7 +28,8 @@ from fairseq_inf.modules import DecoderLayer, LayerPlan, Segment
 
 @dataclass
 class DecoderState(State):
-    recent: tuple[Tensor, ...]  # a layer: B x W x e, its short-term memory and what has just left
+    # a layer: B x W x e, its sinks, what has just left its short-term memory, and that
+    recent: tuple[Tensor, ...]
     memories: tuple[State, ...]  # a layer with a long-term memory: its state
     filled: Tensor  # B: how many vectors of `recent` are real
     position: Tensor  # B: tokens of the stream read so far
@@ -82,12 +83,13 @@ class MemoryDecoder(FairseqDecoder):
         raise NotImplementedError
 
     def positions(self, slots: int, shown: int, queries: int, hidden: Tensor) -> Any:
-        """For `attend`: positions of the keys [slots; the last `shown` vectors of the short-term
-        memory; `queries` tokens].  hidden: added to the scores, broadcastable to B x H x T x P."""
+        """For `attend`: positions of the keys [slots; the last `shown` vectors of sinks and
+        short-term memory; `queries` tokens].  hidden: added to the scores, broadcastable to
+        B x H x T x P."""
         raise NotImplementedError
 
     def cache_positions(self, slots: int, length: int) -> Any:
-        """For `placed` and `table`: those of [slots; short-term memory; `length` tokens]."""
+        """For `placed` and `table`: those of [slots; sinks; short-term memory; `length` tokens]."""
         return None
 
     def slot_bias(self, slots: int, like: Tensor) -> Tensor | None:
@@ -113,7 +115,8 @@ class MemoryDecoder(FairseqDecoder):
         super().__init__(dictionary)
         self.embed_tokens = embed_tokens
         self.adaptive_softmax = self.output_projection = None
-        self.dim, self.short_term = cfg.decoder_embed_dim, ShortTermMemory(cfg.stm_length)
+        self.dim = cfg.decoder_embed_dim
+        self.short_term = ShortTermMemory(cfg.stm_length, cfg.sink_tokens)
         self.ltm_enabled = cfg.ltm_enabled is not False
         self.checkpoint_activations = cfg.checkpoint_activations
         self.dropout = nn.Dropout(cfg.dropout)
@@ -145,7 +148,7 @@ class MemoryDecoder(FairseqDecoder):
         for memory in memories:
             check_empty(memory, rows)
         return DecoderState(
-            recent=tuple(like.new_zeros(rows, self.stm_length, self.dim) for _ in self.layers),
+            recent=tuple(like.new_zeros(rows, self.short_term.size, self.dim) for _ in self.layers),
             memories=memories,
             filled=count(),
             position=count(),
@@ -228,9 +231,14 @@ class MemoryDecoder(FairseqDecoder):
                 mask = torch.arange(t, device=tokens.device) < lengths[:, None]
             else:
                 lengths = None
-        filled = state.filled.tolist()
-        left, visible = self.short_term.left(filled), self.short_term.visible(filled)
-        segment = Segment(self.short_term, max(visible), lengths, mask, state.key, goals)
+        short_term, joining = self.short_term, None
+        filled, position = state.filled.tolist(), state.position.tolist()
+        left, visible = short_term.left(filled, position), short_term.visible(filled, position)
+        if short_term.joins(filled, position):
+            waiting = state.recent[0].size(1) - short_term.size
+            joining = short_term.joining(state.filled, state.position, waiting)
+        shown = short_term.shown(visible)
+        segment = Segment(short_term, joining, shown, lengths, mask, state.key, goals)
         found: dict[Any, LayerPlan] = {}
         plans: list[LayerPlan] = []
         positions: dict[tuple[int, ...], Any] = {}
@@ -250,11 +258,12 @@ class MemoryDecoder(FairseqDecoder):
         self, tokens: Tensor, state: DecoderState, visible: list[int], held: tuple[int, ...]
     ) -> Any:
         """held: how many slots each row has, if there are any."""
-        t, shown, slots = tokens.size(1), max(visible), max(held, default=0)
+        t, slots = tokens.size(1), max(held, default=0)
+        shown = self.short_term.shown(visible)
         past = slots + shown
         hidden = _causal(t, past, self.layers[0].inner.weight.dtype, tokens.device)
         if min(visible) < shown or (slots and min(held) < slots):
-            absent = [self.short_term.absent(state.filled, shown)]
+            absent = [self.short_term.absent(state.filled, state.position, shown)]
             if slots:
                 place = torch.arange(slots, device=tokens.device)
                 held_by_row = torch.tensor(held, device=tokens.device)

@@ -1,9 +1,9 @@
 """What all kinds of self-attention share.
 
-The keys of a segment are [slots of a memory; short-term memory; segment].  An attention has the
-linear maps `query`, `key_value` and `output`, and two passes over the same keys: `attend`, for the
-queries of a segment, and `attend_token`, for one query a row.  What it needs to know of positions
-comes from its host, which alone makes it and which nothing in between looks into.
+The keys of a segment are [slots of a memory; sinks; short-term memory; segment].  An attention has
+the linear maps `query`, `key_value` and `output`, and two passes over the same keys: `attend`, for
+the queries of a segment, and `attend_token`, for one query a row.  What it needs to know of
+positions comes from its host, which alone makes it and which nothing in between looks into.
 """
 
 from __future__ import annotations

@@ -16,13 +16,12 @@ from fairseq_inf.memory import (
     LongTermMemory,
     ShortTermMemory,
     State,
-    push,
     side_by_side,
 )
 
 from .attention import Attention, Place
 
-# B rows, T tokens of the segment, S short-term length, P keys, H heads, d head width, e width
+# B rows, T tokens of the segment, K sinks, S short-term length, P keys, H heads, d head width, e width
 
 
 @dataclass
@@ -30,7 +29,8 @@ class Segment:
     """What every layer needs to know of a segment, worked out once."""
 
     short_term: ShortTermMemory
-    shown: int  # the longest short-term memory of any row
+    joining: tuple[Tensor, Tensor] | None  # what has left and becomes a sink
+    shown: int  # sinks and short-term memory, of the row that sees most
     lengths: Tensor | None  # B: real tokens, None if there is no padding
     mask: Tensor | None  # B x T: true for real tokens, None if there is no padding
     key: Tensor  # B: hash of the stream so far
@@ -42,7 +42,7 @@ class LayerPlan:
     """The same for all layers whose memories have the same plan."""
 
     write: Any  # the memory's Plan; None without a memory
-    positions: Any  # of the keys [slots; short-term memory; segment], for the attention
+    positions: Any  # of the keys [slots; sinks; short-term memory; segment], for the attention
 
     @property
     def slots(self) -> int:
@@ -62,7 +62,7 @@ class LayerExtra:
 class LayerCache(State):
     """What a layer needs to go on from a segment's token to the next."""
 
-    keys: Tensor  # B x H x P x d, for [slots; short-term memory; segment]
+    keys: Tensor  # B x H x P x d, for [slots; sinks; short-term memory; segment]
     values: Tensor
     contents: Any  # of the memory; () without one
 
@@ -115,8 +115,8 @@ class DecoderLayer(nn.Module):
         """x: B x T x e.  recent: B x W x e.  state: of the memory, None if there is none or it is
         off.  output: False if only the states are wanted, and then x is None."""
         source = self.source(x)
-        left, short_term = segment.short_term.split(recent)
-        context = torch.cat([short_term[:, short_term.size(1) - segment.shown :], source], dim=1)
+        left, kept = segment.short_term.split(recent, segment.joining)
+        context = torch.cat([kept[:, kept.size(1) - segment.shown :], source], dim=1)
         memory = None if state is None else self.memory
         trace = seen = None
         if memory is not None:
@@ -146,17 +146,17 @@ class DecoderLayer(nn.Module):
             seen = memory.look(self.attention.queries(source), state)
         if memory is not None:
             state = memory.observe(state, seen, segment.mask)
-        if segment.shown == segment.short_term.length and segment.lengths is None:
+        if segment.shown == kept.size(1) and segment.lengths is None:
             recent = context.detach()
         else:
-            recent = push(short_term, source.detach(), segment.lengths)
+            recent = segment.short_term.push(kept, source.detach(), segment.lengths)
         return out, recent, state, extra
 
     def open_cache(
         self, vectors: Tensor, state: State | None, positions: Any, room: int
     ) -> LayerCache:
-        """vectors: B x S+T x e, [short-term memory; segment].  positions: of a cache, from the
-        host.  room: columns for tokens to come."""
+        """vectors: B x K+S+T x e, [sinks; short-term memory; segment].  positions: of a cache, from
+        the host.  room: columns for tokens to come."""
         memory = None if state is None else self.memory
         if memory is not None and memory.has_slots:
             vectors = torch.cat([memory.slots(state)[0], vectors], dim=1)

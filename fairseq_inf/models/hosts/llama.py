@@ -24,8 +24,8 @@ class LlamaHostConfig(PretrainedHostConfig):
 
 
 class LlamaDecoder(PretrainedDecoder):
-    """Rotary positions that end with the segment: its first token is at S, the short-term memory
-    right before it, and the slots of a memory, older than all, at 0."""
+    """Rotary positions that end with the segment: its first token is at K + S, the short-term
+    memory right before it, the sinks at 0 .. K - 1, and the slots of a memory at 0."""
 
     Config = LlamaHostConfig
     memory_fields = ("decoder_attention_heads", "rope_theta", "norm_eps")
@@ -103,11 +103,11 @@ class LlamaDecoder(PretrainedDecoder):
         return self._rotations(slots, shown, queries), hidden
 
     def cache_positions(self, slots: int, length: int) -> Tensor:
-        return self._rotations(slots, self.stm_length, length)
+        return self._rotations(slots, self.short_term.size, length)
 
     def _rotations(self, slots: int, shown: int, queries: int) -> Tensor:
-        """Of 0 for each slot, then S - shown .. S + queries - 1."""
-        like, stm = self.layers[0].inner.weight, self.stm_length
-        places = torch.arange(stm - shown, stm + queries, device=like.device)
+        """Of 0 for each slot, then K + S - shown .. K + S + queries - 1."""
+        like, kept = self.layers[0].inner.weight, self.short_term.size
+        places = torch.arange(kept - shown, kept + queries, device=like.device)
         width = self.layers[0].attention.head_dim
         return rotations(F.pad(places, (slots, 0)), width, self.theta, like.dtype)

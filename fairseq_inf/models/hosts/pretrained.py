@@ -62,9 +62,10 @@ class PretrainedDecoder(MemoryDecoder):
         return F.linear(self.norm(x), self.output_projection.weight, self.absent)
 
     def check_length(self, length: int) -> None:
-        most, stm = self.num_positions, self.stm_length
-        if stm + length > most:
+        most, stm, sinks = self.num_positions, self.stm_length, self.short_term.sinks
+        if sinks + stm + length > most:
             kept = f" after a short-term memory of {stm}" if stm else ""
+            kept += f" after {sinks} sinks" if sinks else ""
             lower = "--tokens-per-sample or --stm-length" if stm else "--tokens-per-sample"
             raise ValueError(
                 f"a segment of {length} tokens{kept} is longer than the {most} positions of this "
