@@ -206,10 +206,9 @@ def test_bad_settings_name_their_flag(kwargs, flag):
 def test_sinks_short_term_memory_and_segment_stay_within_the_positions():
     decoder = llama(decoder_positions=18).decoder
     new_reading(decoder, 1, 10)
-    said = "a segment of 11 tokens after a short-term memory of 6 after 2 sinks is longer than"
-    with pytest.raises(
-        ValueError, match=f"{said} the 18 positions of this Llama: lower --tokens-per-sample or"
-    ):
+    said = "a segment of 11 tokens after a short-term memory of 6 after 2 sinks is longer than the "
+    said += "18 positions of this Llama: lower --tokens-per-sample or"
+    with pytest.raises(ValueError, match=said):
         decoder(text(1, 11), decoder.initial_state(1))
 
 

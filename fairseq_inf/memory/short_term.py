@@ -1,8 +1,8 @@
 """The short-term memory: the last S vectors of a layer, and those that have just left it.
 
-One tensor `recent` (B x W x e, W >= K + S) holds both.  The vectors of a row stand at its right end,
-`filled` of them: the last S are the short-term memory, the older ones wait to be written to the
-long-term memory by the next segment.  The first K columns are the sinks (Xiao et al., 2024): the
+One tensor `recent` (B x W x e, W >= K + S) holds both.  The vectors of a row stand at its right
+end, `filled` of them: the last S are the short-term memory, the older ones wait to be written to
+the long-term memory by the next segment.  The first K columns are the sinks (Xiao et al., 2024): the
 first K vectors of a stream stay visible when they leave, and never go on to the long-term memory.
 """
 

@@ -21,7 +21,8 @@ from fairseq_inf.memory import (
 
 from .attention import Attention, Place
 
-# B rows, T tokens of the segment, K sinks, S short-term length, P keys, H heads, d head width, e width
+# B rows, T tokens of the segment, K sinks, S short-term length, P keys, H heads, d head width,
+# e = H d
 
 
 @dataclass
