@@ -2,8 +2,8 @@
 
 One tensor `recent` (B x W x e, W >= K + S) holds both.  The vectors of a row stand at its right
 end, `filled` of them: the last S are the short-term memory, the older ones wait to be written to
-the long-term memory by the next segment.  The first K columns are the sinks (Xiao et al., 2024): the
-first K vectors of a stream stay visible when they leave, and never go on to the long-term memory.
+the long-term memory by the next segment.  The first K columns are the sinks (Xiao et al., 2024):
+the first K vectors of a stream stay visible when they leave, and no long-term memory gets them.
 """
 
 from __future__ import annotations
