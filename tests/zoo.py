@@ -31,6 +31,10 @@ MEMORIES = {
         },
     ),
     "gibbs": ("infinite_former_lm", {"ltm_basis": 8}),
+    "slots_of_signal": (
+        "infinite_former_lm",
+        {"ltm_basis": 8, "ltm_density": "host", "ltm_schedule": "logarithmic", "ltm_oldest": 99},
+    ),
     "compressive_transformer": (
         "compressive_transformer_lm",
         {"cmem_length": 5, "compression_rate": 3},

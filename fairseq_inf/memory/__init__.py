@@ -9,6 +9,7 @@ from .errors import SettingError
 from .file import check_writable, load_state, save_state
 from .gibbs import GibbsDensity, GibbsMemory
 from .infini import InfiniMemory, InfiniState
+from .points import PointsMemory, SlotsOfSignal
 from .sampling import mix
 from .schedule import Constant, Logarithmic, Schedule, Uniform
 from .short_term import ShortTermMemory, push
@@ -32,10 +33,12 @@ __all__ = [
     "InfiniState",
     "LongTermMemory",
     "Plan",
+    "PointsMemory",
     "Schedule",
     "SettingError",
     "ShortTermMemory",
     "SignalMemory",
+    "SlotsOfSignal",
     "State",
     "Uniform",
     "as_heads",

@@ -139,7 +139,8 @@ class SignalMemory(LongTermMemory):
     mode, drawn from `seed` and the `key` of the row, at the quantiles in evaluation mode.
     """
 
-    output: nn.Linear
+    gate: nn.Conv1d | None  # none: all is written as it is
+    output: Any
 
     def __init__(
         self,
@@ -181,6 +182,11 @@ class SignalMemory(LongTermMemory):
         self.sticky, self.bins, self.threshold, self.seed = sticky, bins, threshold, seed
         self.observes = sticky
 
+        self.make_maps()
+
+    def make_maps(self) -> None:
+        """The gate of what is written, and the maps of what is read."""
+        dim = self.dim
         del self.output  # optimizers number the parameters: it stands behind `value`
         self.gate = nn.Conv1d(dim, dim, kernel_size=3, padding=1)
         self.key = nn.Linear(dim, dim, bias=False)
@@ -193,7 +199,8 @@ class SignalMemory(LongTermMemory):
         nn.init.zeros_(self.output.weight)
 
     def initial_state(self, rows: int, device: Any = None, dtype: Any = None) -> ContinuousState:
-        exact = _exact(dtype or self.key.weight.dtype)
+        own = next(self.parameters(), torch.empty(0)).dtype
+        exact = _exact(dtype or own)
 
         def zeros(*shape: int, dtype: torch.dtype = exact) -> Tensor:
             return torch.zeros(rows, *shape, dtype=dtype, device=device)
@@ -248,7 +255,7 @@ class SignalMemory(LongTermMemory):
     ) -> tuple[Tensor, Tensor]:
         """Update the rows as the plan says.  -> coefficients: B x N x e, longest: B"""
         if not plan.writes:
-            unused = take_part(self.gate) if self.training else 0
+            unused = take_part(self.gate) if self.gate is not None and self.training else 0
             return state.coefficients + unused, state.longest
         parts = []
         for group in plan.groups:
@@ -294,6 +301,8 @@ class SignalMemory(LongTermMemory):
 
     def _gated(self, x: Tensor) -> Tensor:
         """sigmoid(conv(X)) * X over the width of three vectors, as one product."""
+        if self.gate is None:
+            return x
         b, t, e = x.shape
         padded = F.pad(x, (0, 0, 1, 1))
         windows = torch.cat([padded[:, i : i + t] for i in range(3)], dim=-1)  # B x T x 3e

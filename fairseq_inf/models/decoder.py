@@ -117,7 +117,7 @@ class MemoryDecoder(FairseqDecoder):
         self.adaptive_softmax = self.output_projection = None
         self.dim = cfg.decoder_embed_dim
         self.short_term = ShortTermMemory(cfg.stm_length, cfg.sink_tokens)
-        self.ltm_enabled = cfg.ltm_enabled is not False
+        self.ltm_enabled, self.ltm_start = cfg.ltm_enabled is not False, str(cfg.ltm_start)
         self.checkpoint_activations = cfg.checkpoint_activations
         self.dropout = nn.Dropout(cfg.dropout)
         self.layers = nn.ModuleList(
@@ -129,10 +129,18 @@ class MemoryDecoder(FairseqDecoder):
         return self.short_term.length
 
     def start_silent(self) -> None:
-        """What the memories add is zero at first."""
+        """What the memories add is zero at first, unless the host is to read their slots."""
         for number, layer in enumerate(self.layers):
-            if layer.memory is not None:
+            if layer.memory is None:
+                continue
+            if self.ltm_start != "host":
                 layer.memory.start_silent(number, len(self.layers))
+            elif not layer.memory.has_slots:
+                raise ValueError(
+                    "--ltm-start host needs a memory with slots, which the host's own attention "
+                    "reads: infinite_former_lm with --ltm-density host, or "
+                    "compressive_transformer_lm"
+                )
 
     def initial_state(self, rows: int) -> DecoderState:
         like = self.layers[0].inner.weight

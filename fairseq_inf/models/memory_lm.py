@@ -57,6 +57,10 @@ class MemoryLMConfig(*(host.Config for host in HOSTS.values())):  # type: ignore
     sink_tokens: int = setting(
         0, "first tokens of a stream that the self-attention sees for ever", before=0
     )
+    ltm_start: ChoiceEnum(["silent", "host"]) = setting(
+        "silent", "a new memory of a pretrained host adds exactly nothing (silent), or its slots "
+        "are read by the host's own attention from the start (host)", before="silent",
+    )  # fmt: skip
     ltm_enabled: Optional[bool] = setting(
         None, "only for --model-overrides: {'ltm_enabled': False} switches the long-term memory off"
     )

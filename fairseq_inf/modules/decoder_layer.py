@@ -127,7 +127,7 @@ class DecoderLayer(nn.Module):
         if output:
             keys = context
             if memory is not None and plan.slots:
-                slots, _ = memory.slots(state)
+                slots = memory.slots(state)[0].to(context.dtype)
                 keys = torch.cat([slots[:, slots.size(1) - plan.slots :], context], dim=1)
             query = self.attention.queries(source)
             key, value = self.attention.project(keys)
@@ -160,7 +160,7 @@ class DecoderLayer(nn.Module):
         the host.  room: columns for tokens to come."""
         memory = None if state is None else self.memory
         if memory is not None and memory.has_slots:
-            vectors = torch.cat([memory.slots(state)[0], vectors], dim=1)
+            vectors = torch.cat([memory.slots(state)[0].to(vectors.dtype), vectors], dim=1)
         keys, values = self.attention.project(vectors)
         keys = self.attention.placed(keys, positions)
         contents = self.contents(memory, state, vectors.dtype)
