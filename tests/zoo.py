@@ -39,6 +39,10 @@ MEMORIES = {
         "compressive_transformer_lm",
         {"cmem_length": 5, "compression_rate": 3},
     ),
+    "picked": (
+        "compressive_transformer_lm",
+        {"cmem_length": 7, "compression_rate": 1, "compression": "mean", "ltm_pick": 2},
+    ),
     "infini_attention": ("infini_attention_lm", {"infini_update": "delta"}),
     "transformer_xl": ("transformer_xl_lm", {}),
 }

@@ -12,7 +12,7 @@ from .infini import InfiniMemory, InfiniState
 from .points import PointsMemory, SlotsOfSignal
 from .sampling import mix
 from .schedule import Constant, Logarithmic, Schedule, Uniform
-from .short_term import ShortTermMemory, push
+from .short_term import Leaving, ShortTermMemory, pick, push
 from .signal import ContinuousState, SignalMemory, plan_write
 from .state import State
 
@@ -28,9 +28,10 @@ __all__ = [
     "GibbsDensity",
     "GibbsMemory",
     "Goals",
-    "Logarithmic",
     "InfiniMemory",
     "InfiniState",
+    "Leaving",
+    "Logarithmic",
     "LongTermMemory",
     "Plan",
     "PointsMemory",
@@ -45,6 +46,7 @@ __all__ = [
     "check_writable",
     "load_state",
     "mix",
+    "pick",
     "plan_write",
     "push",
     "ridge_operator",

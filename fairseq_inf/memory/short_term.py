@@ -31,6 +31,27 @@ def push(short_term: Tensor, new: Tensor, lengths: Tensor | None = None) -> Tens
     return moved.masked_fill((source < 0)[..., None], 0)
 
 
+@dataclass
+class Leaving:
+    """How many vectors of each row have left, and how many of them the long-term memory gets."""
+
+    among: Tensor  # B
+    picks: Tensor  # B
+    most: int  # picks, known to the CPU
+
+
+def pick(left: Tensor, looked: Tensor, leaving: Leaving) -> Tensor:
+    """Those of the last `among` vectors of each row that were looked at most, in their order, at
+    the right end.  left: B x W x e, looked: B x W.  -> B x `most` x e"""
+    width = left.size(1)
+    place = torch.arange(width, device=left.device)
+    marks = looked.masked_fill(place < width - leaving.among[:, None], -torch.inf)
+    rank = marks.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+    chosen = torch.where(rank < leaving.picks[:, None], place, -1).sort(dim=1).values
+    index = chosen[:, width - leaving.most :].clamp(min=0)
+    return left.gather(1, index[..., None].expand(-1, -1, left.size(2)))
+
+
 @dataclass(frozen=True)
 class ShortTermMemory:
     length: int  # S
@@ -110,6 +131,14 @@ class ShortTermMemory:
         """`recent` after a segment.  kept: [sinks; short-term memory]"""
         sinks, short_term = kept.split([self.sinks, self.length], dim=1)
         return torch.cat([sinks, push(short_term, new, lengths)], dim=1)
+
+    def push_looked(self, kept: Tensor, mass: Tensor, shown: int, lengths: Tensor | None) -> Tensor:
+        """How much each vector of `recent` was looked at, after a segment.  kept: B x K+S x 1, of
+        [sinks; short-term memory] before it.  mass: B x `shown`+T, what it adds.  -> B x W"""
+        border = kept.size(1) - shown
+        kept = torch.cat([kept[:, :border], kept[:, border:] + mass[:, :shown, None]], dim=1)
+        kept[:, : self.sinks] = 0  # they have no need of it, and are looked at for ever
+        return self.push(kept, mass[:, shown:, None], lengths).squeeze(2)
 
     def widen(self, recent: Tensor, segment: int) -> Tensor:
         """The same with room for a segment of that many."""

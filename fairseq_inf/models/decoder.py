@@ -18,7 +18,7 @@ from fairseq.models import FairseqDecoder
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_inf.memory import Goals, LongTermMemory, ShortTermMemory, State, mix
+from fairseq_inf.memory import Goals, Leaving, LongTermMemory, ShortTermMemory, State, mix
 from fairseq_inf.memory.contract import check_empty, check_same
 from fairseq_inf.memory.state import Ranges
 from fairseq_inf.modules import DecoderLayer, LayerPlan, Segment
@@ -34,6 +34,8 @@ class DecoderState(State):
     filled: Tensor  # B: how many vectors of `recent` are real
     position: Tensor  # B: tokens of the stream read so far
     key: Tensor  # B: hash of those tokens, the seed of sticky sampling
+    # a layer, if memories get what was looked at most: B x W, how much each vector of `recent` was
+    looked: tuple[Tensor, ...] = ()
 
     def ranges(self) -> Ranges:
         yield "filled", self.position.clamp(max=1), self.recent[0].size(1)
@@ -117,6 +119,7 @@ class MemoryDecoder(FairseqDecoder):
         self.adaptive_softmax = self.output_projection = None
         self.dim = cfg.decoder_embed_dim
         self.short_term = ShortTermMemory(cfg.stm_length, cfg.sink_tokens)
+        self.ltm_pick = cfg.ltm_pick
         self.ltm_enabled, self.ltm_start = cfg.ltm_enabled is not False, str(cfg.ltm_start)
         self.checkpoint_activations = cfg.checkpoint_activations
         self.dropout = nn.Dropout(cfg.dropout)
@@ -161,6 +164,10 @@ class MemoryDecoder(FairseqDecoder):
             filled=count(),
             position=count(),
             key=count(),
+            looked=tuple(
+                torch.zeros(rows, self.short_term.size, device=like.device)
+                for _ in (self.layers if self.ltm_pick > 1 else ())
+            ),
         )
 
     def memory_states(self, state: DecoderState) -> list[State | None]:
@@ -189,18 +196,24 @@ class MemoryDecoder(FairseqDecoder):
         self.check_tokens(tokens)
         segment, plans = self._plan(tokens, state, lengths, goals)
         x = self.embed(tokens, torch.arange(tokens.size(1), device=tokens.device))
-        recents, memories = [], []
+        recents, looks, memories = [], [], []
         extra: dict[str, Any] = {"seen": [], "losses": {}, "logs": {}}
-        for number, (layer, recent, kept, plan) in enumerate(
-            zip(self.layers, state.recent, self.memory_states(state), plans, strict=True)
-        ):
+        each_looked = state.looked or (None,) * len(self.layers)
+        for number, (layer, recent, looked, kept, plan) in enumerate(
+            zip(
+                self.layers, state.recent, each_looked, self.memory_states(state), plans,
+                strict=True,
+            )
+        ):  # fmt: skip
             output = project or number + 1 < len(self.layers)
-            args = (x, recent, kept if self.ltm_enabled else None, segment, plan, output)
+            args = (x, recent, looked, kept if self.ltm_enabled else None, segment, plan, output)
             if self.checkpoint_activations and self.training:
-                x, recent, used, own = checkpoint(layer, *args, use_reentrant=False)
+                x, recent, looked, used, own = checkpoint(layer, *args, use_reentrant=False)
             else:
-                x, recent, used, own = layer(*args)
+                x, recent, looked, used, own = layer(*args)
             recents.append(recent)
+            if looked is not None:
+                looks.append(looked)
             if kept is not None:
                 if used is not None:
                     check_same(kept, used)
@@ -226,6 +239,7 @@ class MemoryDecoder(FairseqDecoder):
             filled=self.short_term.after(state.filled, read),
             position=state.position + read,
             key=key,
+            looked=tuple(looks),
         )
         return out, state, extra
 
@@ -245,8 +259,13 @@ class MemoryDecoder(FairseqDecoder):
         if short_term.joins(filled, position):
             waiting = state.recent[0].size(1) - short_term.size
             joining = short_term.joining(state.filled, state.position, waiting)
+        leaving = None
+        if self.ltm_pick > 1:
+            picks = [-(-count // self.ltm_pick) for count in left]
+            among, chosen = (torch.tensor(x, device=tokens.device) for x in (left, picks))
+            leaving, left = Leaving(among, chosen, max(picks)), picks
         shown = short_term.shown(visible)
-        segment = Segment(short_term, joining, shown, lengths, mask, state.key, goals)
+        segment = Segment(short_term, joining, shown, lengths, mask, state.key, goals, leaving)
         found: dict[Any, LayerPlan] = {}
         plans: list[LayerPlan] = []
         positions: dict[tuple[int, ...], Any] = {}

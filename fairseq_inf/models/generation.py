@@ -50,8 +50,10 @@ def new_reading(decoder: MemoryDecoder, rows: int, length: int) -> Reading:
     """Nothing but eos."""
     decoder.check_length(length)
     memory = decoder.initial_state(rows)
-    wide = tuple(decoder.short_term.widen(x, length) for x in memory.recent)
-    memory = replace(memory, recent=wide)
+    widen = decoder.short_term.widen
+    wide = tuple(widen(x, length) for x in memory.recent)
+    looked = tuple(widen(x[..., None], length).squeeze(2) for x in memory.looked)
+    memory = replace(memory, recent=wide, looked=looked)
     device = memory.filled.device
     tokens = torch.full((rows, length), decoder.dictionary.pad(), device=device)
     tokens[:, 0] = decoder.dictionary.eos()

@@ -57,6 +57,10 @@ class MemoryLMConfig(*(host.Config for host in HOSTS.values())):  # type: ignore
     sink_tokens: int = setting(
         0, "first tokens of a stream that the self-attention sees for ever", before=0
     )
+    ltm_pick: int = setting(
+        1, "of so many vectors that leave the short-term memory the long-term memory gets one, "
+        "those that self-attention has looked at most; 1: all", before=1,
+    )  # fmt: skip
     ltm_start: ChoiceEnum(["silent", "host"]) = setting(
         "silent", "a new memory of a pretrained host adds exactly nothing (silent), or its slots "
         "are read by the host's own attention from the start (host)", before="silent",
@@ -112,7 +116,14 @@ class MemoryLM(FairseqLanguageModel):
         itself, and those of its host."""
         common = {field.name for field in fields(MemoryLMConfig)}
         names = [field.name for field in fields(cls.config) if field.name not in common]
-        names = ["stm_length", "sink_tokens", "decoder_post_norm", "activation_fn", *names]
+        names = [
+            "stm_length",
+            "sink_tokens",
+            "ltm_pick",
+            "decoder_post_norm",
+            "activation_fn",
+            *names,
+        ]
         names += host.memory_fields
         if host is not HOSTS["transformer_xl"]:
             names.insert(0, "decoder_host")
@@ -221,6 +232,7 @@ def check_sizes(cfg: Any) -> None:
         "decoder_attention_heads": 1,
         "stm_length": 0,
         "sink_tokens": 0,
+        "ltm_pick": 1,
     }
     for name, bound in least.items():
         if getattr(cfg, name) < bound:

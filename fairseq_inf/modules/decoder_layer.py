@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from fairseq_inf.memory import (
     Encounter,
     Goals,
+    Leaving,
     LongTermMemory,
     ShortTermMemory,
     State,
+    pick,
     side_by_side,
 )
 
@@ -36,6 +38,7 @@ class Segment:
     mask: Tensor | None  # B x T: true for real tokens, None if there is no padding
     key: Tensor  # B: hash of the stream so far
     goals: Goals | None  # what is to be learned and logged
+    leaving: Leaving | None = None  # None: the long-term memory gets all that leaves
 
 
 @dataclass
@@ -108,29 +111,38 @@ class DecoderLayer(nn.Module):
         self,
         x: Tensor,
         recent: Tensor,
+        looked: Tensor | None,
         state: State | None,
         segment: Segment,
         plan: LayerPlan,
         output: bool = True,
-    ) -> tuple[Tensor | None, Tensor, State | None, LayerExtra]:
-        """x: B x T x e.  recent: B x W x e.  state: of the memory, None if there is none or it is
-        off.  output: False if only the states are wanted, and then x is None."""
+    ) -> tuple[Tensor | None, Tensor, Tensor | None, State | None, LayerExtra]:
+        """x: B x T x e.  recent: B x W x e.  looked: B x W, how much its vectors were looked at,
+        None if it does not matter.  state: of the memory, None if there is none or it is off.
+        output: False if only the states are wanted, and then x is None."""
         source = self.source(x)
         left, kept = segment.short_term.split(recent, segment.joining)
         context = torch.cat([kept[:, kept.size(1) - segment.shown :], source], dim=1)
         memory = None if state is None else self.memory
-        trace = seen = None
+        trace = seen = marks = None
+        if memory is not None and looked is not None and segment.leaving is not None:
+            gone, marks = segment.short_term.split(looked[..., None], segment.joining)
+            left = pick(left, gone.squeeze(2), segment.leaving)
         if memory is not None:
             state, trace = memory.write(left, state, plan.write, self.attention, segment.key)
+        keys = context
+        if memory is not None and plan.slots:
+            slots = memory.slots(state)[0].to(context.dtype)
+            keys = torch.cat([slots[:, slots.size(1) - plan.slots :], context], dim=1)
+        query = self.attention.queries(source)
         extra = LayerExtra()
         out = None
-        if output:
-            keys = context
-            if memory is not None and plan.slots:
-                slots = memory.slots(state)[0].to(context.dtype)
-                keys = torch.cat([slots[:, slots.size(1) - plan.slots :], context], dim=1)
-            query = self.attention.queries(source)
+        if output or marks is not None:
             key, value = self.attention.project(keys)
+        if marks is not None:
+            mass = self.attention.looked(query, key, plan.positions, segment.mask)[:, plan.slots :]
+            looked = segment.short_term.push_looked(marks, mass, segment.shown, segment.lengths)
+        if output:
 
             def attend(first: int = 0, drop: bool = True) -> Tensor:
                 return self.attention.attend(query, key, value, plan.positions, first, drop)
@@ -144,14 +156,14 @@ class DecoderLayer(nn.Module):
             extra.seen = seen
             out = self.finish(x, found if added is None else found + added)
         elif memory is not None and memory.observes:
-            seen = memory.look(self.attention.queries(source), state)
+            seen = memory.look(query, state)
         if memory is not None:
             state = memory.observe(state, seen, segment.mask)
         if segment.shown == kept.size(1) and segment.lengths is None:
             recent = context.detach()
         else:
             recent = segment.short_term.push(kept, source.detach(), segment.lengths)
-        return out, recent, state, extra
+        return out, recent, looked, state, extra
 
     def open_cache(
         self, vectors: Tensor, state: State | None, positions: Any, room: int
