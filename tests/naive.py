@@ -323,8 +323,9 @@ def gpt2_attention(module, x, slots):
 
 
 def llama(model, tokens, segment):
-    """Llama of one row, segment by segment, with or without a compressive memory, whose slots are
-    as far away as the oldest vector of a short-term memory, or the first sink.  -> logits: T x V"""
+    """Llama of one row, segment by segment, with or without a compressive memory, whose last slot
+    is as far away as the oldest vector of a short-term memory, or the first sink.
+    -> logits: T x V"""
     past = [[] for _ in model.layers]
     outs, stm, most = [], model.stm_length, model.short_term.sinks
     for begin in range(0, len(tokens), segment):
@@ -338,12 +339,15 @@ def llama(model, tokens, segment):
             keys = torch.cat([sinks, recent])
             distances = [most + stm - i for i in range(len(sinks))]
             distances += range(len(recent), 0, -1)
-            args = (layer.attention, model.theta, source, keys, distances, most + stm)
-            found = rotary_attention(*args, source[:0])
+            args = (layer.attention, model.theta, source, keys, distances)
+            found = rotary_attention(*args, source[:0], [])
             out = found @ layer.attention.output.weight.T
             if layer.memory is not None:
                 slots = compressive_stream(layer.memory, left, [len(left)])[0].detach()
-                out = out + (rotary_attention(*args, slots) - found) @ layer.memory.output.weight.T
+                back = range(len(slots) - 1, -1, -1)
+                far = [most + stm + model.slot_spacing * number for number in back]
+                both = rotary_attention(*args, slots, far)
+                out = out + (both - found) @ layer.memory.output.weight.T
             x = x + out
             y = rms_norm(layer.ffn_norm, x)
             gate = y @ layer.gate.weight.T
@@ -357,11 +361,11 @@ def rms_norm(norm, x):
     return torch.stack([norm.weight * y / torch.sqrt(y @ y / len(y) + norm.eps) for y in x])
 
 
-def rotary_attention(module, theta, x, recent, distances, farthest, slots):
+def rotary_attention(module, theta, x, recent, distances, slots, far):
     """One row, score by score, each by the distance of query and key alone: with the halves of
     q and k as complex numbers, Re sum_m q_m conj(k_m) exp(i distance theta^(-2m/d)).
-    x: T x e, recent: up to K + S x e, in those distances from the first of x, slots: C x e.
-    -> T x e, before the projection"""
+    x: T x e, recent: up to K + S x e, in those distances from the first of x, slots: C x e, that
+    far.  -> T x e, before the projection"""
     t, e = x.shape
     h, d, groups = module.num_heads, module.head_dim, module.num_key_heads
     rates = theta ** (-torch.arange(0, d, 2, dtype=x.dtype) / d)
@@ -369,7 +373,7 @@ def rotary_attention(module, theta, x, recent, distances, farthest, slots):
     context = torch.cat([slots, recent, x])
     key, value = module.key_value(context).view(len(context), 2, groups, d).unbind(1)
     before = len(slots) + len(recent)
-    distances = [farthest] * len(slots) + distances
+    distances = far + distances
     out = []
     for i in range(t):
         for head in range(h):

@@ -78,6 +78,7 @@ SMALL = {
     "rope_theta": 5000.0,
     "norm_eps": 1e-6,
     "stm_length": 0,
+    "sink_tokens": 0,
 }
 SMOL = HOSTS["llama"].architectures["llama"]
 
@@ -192,6 +193,7 @@ def test_every_memory_has_an_architecture_of_smollm2(memory):
         ({"decoder_embed_dim": 18}, "--decoder-embed-dim 18 over --decoder-attention-heads 2"),
         ({"rope_theta": 0.0}, "--rope-theta must be above 0"),
         ({"norm_eps": -1.0}, "--norm-eps must be above 0"),
+        ({"slot_spacing": -1.0}, "--slot-spacing must be at least 0"),
         ({"activation_fn": "relu"}, "--activation-fn is not for Llama"),
         ({"decoder_post_norm": True}, "--decoder-post-norm is not for Llama"),
         ({"adaptive_input": True}, "--adaptive-input is not for Llama"),

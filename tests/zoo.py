@@ -54,7 +54,7 @@ HOSTS = {
         "activation_fn": "gelu_accurate",
         "stm_length": 0,
     },
-    "llama": {"decoder_key_heads": 1, "sink_tokens": 2},
+    "llama": {"decoder_key_heads": 1, "sink_tokens": 2, "slot_spacing": 1.5},
 }
 
 

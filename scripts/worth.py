@@ -1,0 +1,175 @@
+"""How much of a long context's worth a memory wins back, book by book.
+
+    python scripts/worth.py data-bin/smollm2 --path imported/smollm2-slots/checkpoint.pt \\
+        --tokens 4096 --memory "{}" --memory "{'ltm_pick': 8}"
+
+Each document of the split is a stream of its first --tokens, read in segments of L, and counted
+from token --context on.  In bits a token:
+
+    alone     each segment for itself, without anything of those before it
+    context   each segment with the --context tokens right before it, anew: a long context
+    short     with the short-term memory (and sinks) alone
+    memory    with the long-term memory as well; each --memory is a dict of overrides
+    share     (short - memory) / (short - context)
+
+The first two do not depend on a memory, and are kept in a file (--cache, or beside the checkpoint).
+Floats are what a stream keeps between two segments; times are those of a token, by that of the host
+alone.
+"""
+
+import argparse
+import ast
+import hashlib
+import json
+import logging
+import math
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from fairseq.data import Dictionary, data_utils
+
+from fairseq_inf.hub import from_pretrained
+
+
+def documents(data, split, tokens):
+    """The first tokens of each document, and eos before them.  -> B x tokens + 1"""
+    dictionary = Dictionary.load(str(data / "dict.txt"))
+    lines = data_utils.load_indexed_dataset(str(data / split), dictionary)
+    if lines is None:
+        sys.exit(f"{data} has no split {split}")
+    short = [number for number in range(len(lines)) if len(lines[number]) < tokens]
+    if short:
+        sys.exit(f"document {short[0]} of {split} has fewer than --tokens {tokens}")
+    eos = torch.tensor([dictionary.eos()])
+    return torch.stack([torch.cat([eos, lines[i][:tokens].long()]) for i in range(len(lines))])
+
+
+def bits(x, targets):
+    """x: what the decoder makes of a segment.  -> B x T"""
+    logits = x.float().flatten(0, 1)
+    found = F.cross_entropy(logits, targets.flatten(), reduction="none") / math.log(2)
+    return found.view_as(targets)
+
+
+@torch.inference_mode()
+def streamed(decoder, texts, length, begin):
+    """Segment by segment with all that is kept.  -> B x tokens from `begin` on, seconds a token,
+    floats that a stream keeps"""
+    state, found, seconds = decoder.initial_state(len(texts)), [], 0.0
+    for at in range(0, texts.size(1) - 1, length):
+        part, targets = texts[:, at : at + length], texts[:, at + 1 : at + length + 1]
+        part = part[:, : targets.size(1)]
+        since = time.process_time()
+        x, state, _ = decoder(part, state, project=at + length > begin)
+        if at + length > begin:
+            seconds += time.process_time() - since
+            found.append(bits(x, targets))
+    out = torch.cat(found, dim=1)
+    kept = sum(x[0].numel() for x in state.tensors().values() if x.is_floating_point())
+    return out[:, out.size(1) - (texts.size(1) - 1 - begin) :], seconds / out.numel(), kept
+
+
+@torch.inference_mode()
+def with_context(decoder, texts, length, begin, context):
+    """Each segment after the `context` tokens before it, from nothing: in a new short-term memory
+    that holds them all.  -> B x tokens from `begin` on, seconds a token"""
+    found, seconds = [], 0.0
+    for at in range(begin, texts.size(1) - 1, length):
+        state, end = decoder.initial_state(len(texts)), min(at + length, texts.size(1) - 1)
+        if context:
+            _, state, _ = decoder(texts[:, at - context : at], state, project=False)
+        since = time.process_time()
+        x, _, _ = decoder(texts[:, at:end], state)
+        seconds += time.process_time() - since
+        found.append(bits(x, texts[:, at + 1 : end + 1]))
+    out = torch.cat(found, dim=1)
+    return out, seconds / out.numel()
+
+
+def load(path, data, dtype, **settings):
+    hub = from_pretrained(str(path.parent), path.name, str(data.resolve()), **settings)
+    return hub.model.to(dtype).decoder, hub.length
+
+
+def reference(args, texts, dtype):
+    """What does not depend on a memory, from the file if it is there.  -> of each book"""
+    host = {"stm_length": args.context, "sink_tokens": 0, "ltm_enabled": False}
+    decoder, length = load(args.path, args.data, dtype, **host)
+    first = decoder.layers[0].inner.weight.detach().float().numpy()
+    weights = hashlib.blake2b(first.tobytes())
+    asked = [args.split, args.tokens, args.context, length, str(dtype), weights.hexdigest()[:16]]
+    file = args.path.with_suffix(".worth.json") if args.cache is None else args.cache
+    key, kept = " ".join(map(str, asked)), {}
+    if file.is_file():
+        kept = json.loads(file.read_text())
+    if key not in kept:
+        alone, each = with_context(decoder, texts, length, args.context, 0)
+        context, _ = with_context(decoder, texts, length, args.context, args.context)
+        kept[key] = {
+            "alone": alone.mean(dim=1).tolist(),
+            "context": context.mean(dim=1).tolist(),
+            "seconds": each,
+        }
+        file.write_text(json.dumps(kept, indent=1) + "\n")
+    return kept[key]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path, help="data-bin of fairseq-inf-prepare")
+    parser.add_argument("--path", type=Path, required=True, help="checkpoint with a memory")
+    parser.add_argument("--split", default="valid")
+    parser.add_argument("--tokens", type=int, default=4096, help="of each document")
+    parser.add_argument("--context", type=int, default=2048, help="what a long context is")
+    parser.add_argument("--memory", action="append", metavar="OVERRIDES", help="a row each")
+    parser.add_argument("--bf16", action="store_true", help="weights and activations in bfloat16")
+    parser.add_argument("--cache", type=Path, help="file of the figures without a memory")
+    args = parser.parse_args()
+    logging.disable(logging.INFO)
+    if not args.path.is_file():
+        parser.error(f"--path {args.path} does not exist")
+    if not 0 < args.context < args.tokens:
+        parser.error(f"--context {args.context} must be below --tokens {args.tokens}")
+    try:
+        rows = [(text, ast.literal_eval(text)) for text in args.memory or ["{}"]]
+    except (ValueError, SyntaxError):
+        parser.error("--memory must be a dict as {'ltm_pick': 8}")
+    dtype = torch.bfloat16 if args.bf16 else torch.float
+    texts = documents(args.data, args.split, args.tokens)
+    fixed = reference(args, texts, dtype)
+    without: dict[str, list[float]] = {}
+    print(f"{len(texts)} documents, tokens {args.context} to {args.tokens} of each, bits a token")
+
+    def show(name, found, *more):
+        mean = sum(found) / len(found)
+        print(f"{name:<40} {mean:.4f} ", *(f"{x:.4f}" for x in found), *more, flush=True)
+
+    show("alone", fixed["alone"])
+    show(f"with {args.context} tokens before", fixed["context"])
+    for text, settings in rows:
+        decoder, length = load(args.path, args.data, dtype, **settings)
+        same = {k: v for k, v in settings.items() if k in ("stm_length", "sink_tokens")}
+        key = str(same)
+        if key not in without:
+            off, _ = load(args.path, args.data, dtype, **same, ltm_enabled=False)
+            out, seconds, _ = streamed(off, texts, length, args.context)
+            floats = off.short_term.size * off.dim * len(off.layers)
+            without[key] = out.mean(dim=1).tolist()
+            cost = f"{floats:,} floats, time {seconds / fixed['seconds']:.2f}"
+            show(f"short-term memory alone {key}", without[key], cost)
+        out, seconds, floats = streamed(decoder, texts, length, args.context)
+        found = out.mean(dim=1).tolist()
+        rows_ = zip(without[key], found, fixed["context"], strict=True)
+        shares = [(short - own) / (short - long) for short, own, long in rows_]
+        total = [sum(x) for x in (without[key], found, fixed["context"])]
+        share = (total[0] - total[1]) / (total[0] - total[2])
+        each = " ".join(f"{x:.3f}" for x in shares)
+        cost = f"{floats:,} floats, time {seconds / fixed['seconds']:.2f}"
+        show(f"memory {text}", found, f"share {share:.3f} ({each}), {cost}")
+
+
+if __name__ == "__main__":
+    main()
