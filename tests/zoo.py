@@ -41,7 +41,13 @@ MEMORIES = {
     ),
     "picked": (
         "compressive_transformer_lm",
-        {"cmem_length": 7, "compression_rate": 1, "compression": "mean", "ltm_pick": 2},
+        {
+            "cmem_length": 7,
+            "compression_rate": 1,
+            "compression": "mean",
+            "ltm_pick": 2,
+            "ltm_rank": 3,
+        },
     ),
     "infini_attention": ("infini_attention_lm", {"infini_update": "delta"}),
     "transformer_xl": ("transformer_xl_lm", {}),

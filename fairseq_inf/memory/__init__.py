@@ -3,7 +3,16 @@
 from .basis import GaussianBasis, ridge_operator
 from .compressive import CompressiveMemory, CompressiveState
 from .continuous import ContinuousMemory
-from .contract import Encounter, Goals, LongTermMemory, Plan, as_heads, side_by_side, take_part
+from .contract import (
+    Correction,
+    Encounter,
+    Goals,
+    LongTermMemory,
+    Plan,
+    as_heads,
+    side_by_side,
+    take_part,
+)
 from .density import GaussianDensity
 from .errors import SettingError
 from .file import check_writable, load_state, save_state
@@ -22,6 +31,7 @@ __all__ = [
     "Constant",
     "ContinuousMemory",
     "ContinuousState",
+    "Correction",
     "Encounter",
     "GaussianBasis",
     "GaussianDensity",

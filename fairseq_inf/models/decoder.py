@@ -18,7 +18,15 @@ from fairseq.models import FairseqDecoder
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_inf.memory import Goals, Leaving, LongTermMemory, ShortTermMemory, State, mix
+from fairseq_inf.memory import (
+    Correction,
+    Goals,
+    Leaving,
+    LongTermMemory,
+    ShortTermMemory,
+    State,
+    mix,
+)
 from fairseq_inf.memory.contract import check_empty, check_same
 from fairseq_inf.memory.state import Ranges
 from fairseq_inf.modules import DecoderLayer, LayerPlan, Segment
@@ -126,6 +134,10 @@ class MemoryDecoder(FairseqDecoder):
         self.layers = nn.ModuleList(
             self.build_layer(cfg, build_memory(number)) for number in range(cfg.decoder_layers)
         )
+        for layer in self.layers:
+            if cfg.ltm_rank and layer.memory is not None:
+                self._need_slots(layer.memory, f"--ltm-rank {cfg.ltm_rank}")
+                layer.memory.correction = Correction(self.dim, cfg.ltm_rank)
 
     @property
     def stm_length(self) -> int:
@@ -138,12 +150,16 @@ class MemoryDecoder(FairseqDecoder):
                 continue
             if self.ltm_start != "host":
                 layer.memory.start_silent(number, len(self.layers))
-            elif not layer.memory.has_slots:
-                raise ValueError(
-                    "--ltm-start host needs a memory with slots, which the host's own attention "
-                    "reads: infinite_former_lm with --ltm-density host, or "
-                    "compressive_transformer_lm"
-                )
+            else:
+                self._need_slots(layer.memory, "--ltm-start host")
+
+    @staticmethod
+    def _need_slots(memory: LongTermMemory, asked: str) -> None:
+        if not memory.has_slots:
+            raise ValueError(
+                f"{asked} needs a memory with slots, which the host's own attention reads: "
+                "infinite_former_lm with --ltm-density host, or compressive_transformer_lm"
+            )
 
     def initial_state(self, rows: int) -> DecoderState:
         like = self.layers[0].inner.weight

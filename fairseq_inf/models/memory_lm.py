@@ -65,6 +65,10 @@ class MemoryLMConfig(*(host.Config for host in HOSTS.values())):  # type: ignore
         "silent", "a new memory of a pretrained host adds exactly nothing (silent), or its slots "
         "are read by the host's own attention from the start (host)", before="silent",
     )  # fmt: skip
+    ltm_rank: int = setting(
+        0, "rank of a learned correction of the slots of a memory, none at first; 0: no such",
+        before=0,
+    )  # fmt: skip
     ltm_enabled: Optional[bool] = setting(
         None, "only for --model-overrides: {'ltm_enabled': False} switches the long-term memory off"
     )
@@ -233,6 +237,7 @@ def check_sizes(cfg: Any) -> None:
         "stm_length": 0,
         "sink_tokens": 0,
         "ltm_pick": 1,
+        "ltm_rank": 0,
     }
     for name, bound in least.items():
         if getattr(cfg, name) < bound:

@@ -19,6 +19,7 @@ from fairseq_inf.memory import (
     State,
     pick,
     side_by_side,
+    take_part,
 )
 
 from .attention import Attention, Place
@@ -132,8 +133,8 @@ class DecoderLayer(nn.Module):
             state, trace = memory.write(left, state, plan.write, self.attention, segment.key)
         keys = context
         if memory is not None and plan.slots:
-            slots = memory.slots(state)[0].to(context.dtype)
-            keys = torch.cat([slots[:, slots.size(1) - plan.slots :], context], dim=1)
+            slots = self._slots(memory, state, plan.slots, context.dtype)
+            keys = torch.cat([slots, context], dim=1)
         query = self.attention.queries(source)
         extra = LayerExtra()
         out = None
@@ -154,6 +155,8 @@ class DecoderLayer(nn.Module):
                 if added is not None:
                     extra.logs["ltm_share"] = _share(added, found, segment, segment.goals)
             extra.seen = seen
+            if self.training and memory is not None and memory.has_slots and not plan.slots:
+                found = found + take_part(memory)
             out = self.finish(x, found if added is None else found + added)
         elif memory is not None and memory.observes:
             seen = memory.look(query, state)
@@ -172,7 +175,8 @@ class DecoderLayer(nn.Module):
         the host.  room: columns for tokens to come."""
         memory = None if state is None else self.memory
         if memory is not None and memory.has_slots:
-            vectors = torch.cat([memory.slots(state)[0].to(vectors.dtype), vectors], dim=1)
+            slots = self._slots(memory, state, memory.num_slots, vectors.dtype)
+            vectors = torch.cat([slots, vectors], dim=1)
         keys, values = self.attention.project(vectors)
         keys = self.attention.placed(keys, positions)
         contents = self.contents(memory, state, vectors.dtype)
@@ -192,6 +196,13 @@ class DecoderLayer(nn.Module):
         slots = 0 if memory is None else memory.num_slots
         found, added, _ = self._find(query, attend, memory, slots, cache.contents)
         return self.finish(x, found if added is None else found + added)
+
+    @staticmethod
+    def _slots(memory: LongTermMemory, state: State | None, shown: int, dtype: Any) -> Tensor:
+        """The last `shown` slots, as keys and values are made of them.  -> B x `shown` x e"""
+        slots = memory.slots(state)[0].to(dtype)
+        slots = slots[:, slots.size(1) - shown :]
+        return slots if memory.correction is None else memory.correction(slots)
 
     def contents(
         self, memory: LongTermMemory | None, state: State | None, dtype: torch.dtype
