@@ -68,7 +68,8 @@ def streamed(decoder, texts, length, begin):
             seconds += time.process_time() - since
             found.append(bits(x, targets))
     out = torch.cat(found, dim=1)
-    kept = sum(x[0].numel() for x in state.tensors().values() if x.is_floating_point())
+    tensors = state.tensors() if decoder.ltm_enabled else {"recent": torch.cat(state.recent, 1)}
+    kept = sum(x[0].numel() for x in tensors.values() if x.is_floating_point())
     return out[:, out.size(1) - (texts.size(1) - 1 - begin) :], seconds / out.numel(), kept
 
 
@@ -155,8 +156,7 @@ def main():
         key = str(same)
         if key not in without:
             off, _ = load(args.path, args.data, dtype, **same, ltm_enabled=False)
-            out, seconds, _ = streamed(off, texts, length, args.context)
-            floats = off.short_term.size * off.dim * len(off.layers)
+            out, seconds, floats = streamed(off, texts, length, args.context)
             without[key] = out.mean(dim=1).tolist()
             cost = f"{floats:,} floats, time {seconds / fixed['seconds']:.2f}"
             show(f"short-term memory alone {key}", without[key], cost)
