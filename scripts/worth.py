@@ -95,27 +95,21 @@ def load(path, data, dtype, **settings):
     return hub.model.to(dtype).decoder, hub.length
 
 
-def reference(args, texts, dtype):
-    """What does not depend on a memory, from the file if it is there.  -> of each book"""
-    host = {"stm_length": args.context, "sink_tokens": 0, "ltm_enabled": False}
-    decoder, length = load(args.path, args.data, dtype, **host)
-    first = decoder.layers[0].inner.weight.detach().float().numpy()
-    weights = hashlib.blake2b(first.tobytes())
-    asked = [args.split, args.tokens, args.context, length, str(dtype), weights.hexdigest()[:16]]
-    file = args.path.with_suffix(".worth.json") if args.cache is None else args.cache
-    key, kept = " ".join(map(str, asked)), {}
-    if file.is_file():
-        kept = json.loads(file.read_text())
-    if key not in kept:
-        alone, each = with_context(decoder, texts, length, args.context, 0)
-        context, _ = with_context(decoder, texts, length, args.context, args.context)
-        kept[key] = {
-            "alone": alone.mean(dim=1).tolist(),
-            "context": context.mean(dim=1).tolist(),
-            "seconds": each,
-        }
-        file.write_text(json.dumps(kept, indent=1) + "\n")
-    return kept[key]
+class Kept:
+    """What does not depend on the long-term memory, in a file, by what was asked."""
+
+    def __init__(self, file, *asked):
+        self.file, self.asked = file, " ".join(map(str, asked))
+        self.found = json.loads(file.read_text()) if file.is_file() else {}
+
+    def get(self, name, compute):
+        """compute: what gives it if it is not there"""
+        key = f"{self.asked} {name}"
+        if key not in self.found:
+            out, seconds, *floats = compute()
+            self.found[key] = [out.mean(dim=1).tolist(), seconds, *floats]
+            self.file.write_text(json.dumps(self.found, indent=1) + "\n")
+        return self.found[key]
 
 
 def main():
@@ -140,35 +134,37 @@ def main():
         parser.error("--memory must be a dict as {'ltm_pick': 8}")
     dtype = torch.bfloat16 if args.bf16 else torch.float
     texts = documents(args.data, args.split, args.tokens)
-    fixed = reference(args, texts, dtype)
-    without: dict[str, list[float]] = {}
     print(f"{len(texts)} documents, tokens {args.context} to {args.tokens} of each, bits a token")
 
     def show(name, found, *more):
         mean = sum(found) / len(found)
         print(f"{name:<40} {mean:.4f} ", *(f"{x:.4f}" for x in found), *more, flush=True)
 
-    show("alone", fixed["alone"])
-    show(f"with {args.context} tokens before", fixed["context"])
+    off = {"stm_length": args.context, "sink_tokens": 0, "ltm_enabled": False}
+    host, length = load(args.path, args.data, dtype, **off)
+    weights = hashlib.blake2b(host.layers[0].inner.weight.detach().float().numpy().tobytes())
+    kept = Kept(
+        args.cache or args.path.with_suffix(".worth.json"),
+        *(args.split, args.tokens, args.context, length, dtype, weights.hexdigest()[:16]),
+    )
+    sizes = (texts, length, args.context)
+    alone, unit = kept.get("alone", lambda: with_context(host, *sizes, 0))
+    context, _ = kept.get("context", lambda: with_context(host, *sizes, args.context))
+    show("alone", alone)
+    show(f"with {args.context} tokens before", context)
     for text, settings in rows:
-        decoder, length = load(args.path, args.data, dtype, **settings)
         same = {k: v for k, v in settings.items() if k in ("stm_length", "sink_tokens")}
-        key = str(same)
-        if key not in without:
-            off, _ = load(args.path, args.data, dtype, **same, ltm_enabled=False)
-            out, seconds, floats = streamed(off, texts, length, args.context)
-            without[key] = out.mean(dim=1).tolist()
-            cost = f"{floats:,} floats, time {seconds / fixed['seconds']:.2f}"
-            show(f"short-term memory alone {key}", without[key], cost)
-        out, seconds, floats = streamed(decoder, texts, length, args.context)
+        decoder, _ = load(args.path, args.data, dtype, **same, ltm_enabled=False)
+        name = f"short {decoder.stm_length} {decoder.short_term.sinks}"
+        short, seconds, floats = kept.get(name, lambda d=decoder: streamed(d, *sizes))
+        show(name, short, f"{floats:,} floats, time {seconds / unit:.2f}")
+        decoder, _ = load(args.path, args.data, dtype, **settings)
+        out, seconds, floats = streamed(decoder, *sizes)
         found = out.mean(dim=1).tolist()
-        rows_ = zip(without[key], found, fixed["context"], strict=True)
-        shares = [(short - own) / (short - long) for short, own, long in rows_]
-        total = [sum(x) for x in (without[key], found, fixed["context"])]
-        share = (total[0] - total[1]) / (total[0] - total[2])
-        each = " ".join(f"{x:.3f}" for x in shares)
-        cost = f"{floats:,} floats, time {seconds / fixed['seconds']:.2f}"
-        show(f"memory {text}", found, f"share {share:.3f} ({each}), {cost}")
+        each = [(a - b) / (a - c) for a, b, c in zip(short, found, context, strict=True)]
+        share = (sum(short) - sum(found)) / (sum(short) - sum(context))
+        shares = f"share {share:.3f} ({' '.join(f'{x:.3f}' for x in each)})"
+        show(f"memory {text}", found, shares, f"{floats:,} floats, time {seconds / unit:.2f}")
 
 
 if __name__ == "__main__":
