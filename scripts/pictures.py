@@ -5,7 +5,8 @@
 
 trains examples/recall's small Gibbs model for 700 updates, lets fairseq-inf-inspect read the first
 test document, and leaves docs/densities.png, docs/space.png, and where there is a chromium
-docs/page.png, a picture of the page.  It says how often the words of the pair that was asked for light up.
+docs/page.png, a picture of the page.  It says how often the words of the pair that was asked for
+light up.
 """
 
 import argparse
