@@ -3,7 +3,7 @@
     bash examples/recall/prepare.sh data-bin/recall
     python scripts/pictures.py --data data-bin/recall --cpu
 
-trains examples/recall's small Gibbs model for 700 updates, lets fairseq-inf-inspect read the first
+trains examples/recall's small Gibbs model, lets fairseq-inf-inspect read the first
 test document, and leaves docs/densities.png, docs/space.png, and where there is a chromium
 docs/page.png, a picture of the page.  It says how often the words of the pair that was asked for
 light up.
@@ -87,7 +87,7 @@ def main():
     model = out / "model"
     model.mkdir(parents=True, exist_ok=True)
     data = str(Path(args.data).resolve())
-    train(CONFIG, data, 1, model, ["optimization.max_update=700"], 1, args.cpu)
+    train(CONFIG, data, 1, model, [], 1, args.cpu)
     tokens, is_key = first_document(data, out / "recall.txt")
     command = [
         tool("fairseq-inf-inspect"), str(out / "recall.txt"),

@@ -238,7 +238,7 @@ def test_a_memory_that_forgets_at_a_threshold_names_only_what_came_since():
 
 
 def test_a_gibbs_memory_holds_at_a_place_what_its_signal_is_there():
-    memory = open_gate(GibbsMemory(4, 2, 8, (0.1,)))
+    memory = GibbsMemory(4, 2, 8, (0.1,)).double()
     state, places = memory.initial_state(1, dtype=torch.float64), Places()
     state = write(memory, state, places, torch.randn(5, 4, dtype=torch.float64))
     expected = memory.basis.evaluate(places.t) @ state.coefficients

@@ -17,8 +17,6 @@ from .errors import SettingError
 from .schedule import Logarithmic
 from .signal import ContinuousState, SignalMemory
 
-STRENGTH = 0.01
-
 # B rows, T tokens, N basis functions, D points of the signal, H heads, d head width, e = H d
 
 
@@ -37,16 +35,20 @@ class GibbsDensity(CellDensity):
 
 
 class GibbsMemory(SignalMemory):
-    """z = s sum over D points t of p(t) V X(t), p(t) ~ exp(q . K X(t) / sqrt(d)).
+    """z = sum over D points t of p(t) V X(t), p(t) ~ exp(q . K X(t) / sqrt(d)).
 
-    The strength s, one number a head, is small at first: a memory that has not learned to point
-    yet is only noise to its host, and it takes few steps to grow where it serves.
+    It is silent at first, its W^M is zero: a memory that has not learned to point yet is only noise
+    to its host.
+
+    There is no gate: the density chooses what to read, and a gate, which costs as much as keys,
+    values and output together, has not recalled more.
 
     A mean of many vectors is shorter than a vector: with `normalize` each X(t) is brought to unit
     root mean square first, which points better; without, all of them together still count what was
     stored.  Points at the middles (p - 1/2) / D; where nothing has come to yet they are zeros.
     """
 
+    gated = False
     places: Tensor  # D
     at_points: Tensor  # D x N
 
@@ -62,20 +64,16 @@ class GibbsMemory(SignalMemory):
         bins: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """points: D, 2N unless given; they are the bins of a sticky memory, too."""
-        points = 2 * num_basis if points is None else points
+        """points: D, N unless given; they are the bins of a sticky memory, too."""
+        points = num_basis if points is None else points
         if points < 1:
             raise SettingError(f"{{points}} must be positive, got {points}")
         super().__init__(dim, num_heads, num_basis, widths, bins=points, **kwargs)
         self.points, self.normalize = points, normalize
-        self.strength = nn.Parameter(torch.full((num_heads, 1, 1), STRENGTH))
+        nn.init.zeros_(self.output.weight)
         places = (torch.arange(points, dtype=torch.float64) + 0.5) / points
         self.register_buffer("places", places, persistent=False)
         self.register_buffer("at_points", self.basis.evaluate(places), persistent=False)
-
-    def start_silent(self, layer: int, layers: int) -> None:
-        super().start_silent(layer, layers)
-        nn.init.ones_(self.strength)  # the zeros are silent enough, and learn faster so
 
     def signal(self, state: ContinuousState) -> Tensor:
         """X(t) at the points.  -> B x D x e"""
@@ -100,7 +98,7 @@ class GibbsMemory(SignalMemory):
         self, query: Tensor, own: Tensor | None, contents: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, GibbsDensity]:
         keys, values = contents
-        found = self.strength * F.scaled_dot_product_attention(query, keys, values)
+        found = F.scaled_dot_product_attention(query, keys, values)
         return found, GibbsDensity(query.detach(), keys.detach())
 
     def look(self, query: Tensor, state: ContinuousState) -> GibbsDensity:

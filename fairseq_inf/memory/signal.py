@@ -134,11 +134,14 @@ def _exact(dtype: torch.dtype) -> torch.dtype:
 class SignalMemory(LongTermMemory):
     """A signal X(t) = B^T psi(t) on [0, 1]; how it is read is for a subclass to say.
 
-    The vectors and the carried coefficients are constants for the gradient; the gate is not.
+    The vectors and the carried coefficients are constants for the gradient; the gate, where there
+    is one, is not.
     Sticky samples of the past are taken where the last segment has looked: at random in training
     mode, drawn from `seed` and the `key` of the row, at the quantiles in evaluation mode.
     """
 
+    gated = True  # new vectors are sigmoid(conv(X)) * X, as in the paper
+    gate: nn.Conv1d | None
     output: nn.Linear
 
     def __init__(
@@ -182,7 +185,7 @@ class SignalMemory(LongTermMemory):
         self.observes = sticky
 
         del self.output  # optimizers number the parameters: it stands behind `value`
-        self.gate = nn.Conv1d(dim, dim, kernel_size=3, padding=1)
+        self.gate = nn.Conv1d(dim, dim, kernel_size=3, padding=1) if self.gated else None
         self.key = nn.Linear(dim, dim, bias=False)
         self.value = nn.Linear(dim, dim, bias=False)
         self.output = nn.Linear(dim, dim, bias=False)  # no bias: an empty memory adds nothing
@@ -248,8 +251,9 @@ class SignalMemory(LongTermMemory):
     ) -> tuple[Tensor, Tensor]:
         """Update the rows as the plan says.  -> coefficients: B x N x e, longest: B"""
         if not plan.writes:
-            unused = take_part(self.gate) if self.training else 0
-            return state.coefficients + unused, state.longest
+            if self.gate is None or not self.training:
+                return state.coefficients, state.longest
+            return state.coefficients + take_part(self.gate), state.longest
         parts = []
         for group in plan.groups:
             rows, part, x, own = group.rows, state, vectors, key
@@ -267,7 +271,7 @@ class SignalMemory(LongTermMemory):
     def _update(
         self, x: Tensor, state: ContinuousState, group: WriteGroup, key: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """B <- A B + C (sigmoid(conv(X)) * X).
+        """B <- A B + C X, with X behind the gate.
 
         Where a sticky memory keeps looking at one place, the fit of samples of a fit overshoots
         a little with every write, and would grow without bound: unless A alone makes it shrink, no
@@ -294,6 +298,8 @@ class SignalMemory(LongTermMemory):
 
     def _gated(self, x: Tensor) -> Tensor:
         """sigmoid(conv(X)) * X over the width of three vectors, as one product."""
+        if self.gate is None:
+            return x
         b, t, e = x.shape
         padded = F.pad(x, (0, 0, 1, 1))
         windows = torch.cat([padded[:, i : i + t] for i in range(3)], dim=-1)  # B x T x 3e

@@ -118,8 +118,15 @@ class MemoryDecoder(FairseqDecoder):
         self.watched = False  # set by an inspection: what is found goes into `extra["layers"]`
         self.checkpoint_activations = cfg.checkpoint_activations
         self.dropout = nn.Dropout(cfg.dropout)
+
+        def own_draws(number: int) -> LongTermMemory | None:
+            """With a seed the host has the same first weights, whatever its memory."""
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(torch.initial_seed() + 1 + number)
+                return build_memory(number)
+
         self.layers = nn.ModuleList(
-            self.build_layer(cfg, build_memory(number)) for number in range(cfg.decoder_layers)
+            self.build_layer(cfg, own_draws(number)) for number in range(cfg.decoder_layers)
         )
 
     @property

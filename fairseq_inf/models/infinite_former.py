@@ -48,7 +48,7 @@ class InfiniteFormerConfig(MemoryLMConfig):
         before="gaussian",
     )  # fmt: skip
     ltm_points: Optional[int] = setting(
-        None, "points of the signal that a Gibbs density is over, D (default: 2N)", before=None
+        None, "points of the signal that a Gibbs density is over, D (default: N)", before=None
     )
     ltm_raw: bool = setting(
         False, "read the points of the signal as long as they are, and not at unit length: a Gibbs "
