@@ -217,8 +217,8 @@ class InfiniRow:
 
 def decoder(model, tokens, segment):
     """Transformer-XL, compressive transformer or Infini-attention on one row, segment by segment,
-    with the whole past of every layer kept in lists, as a constant for the gradient.
-    -> logits: T x V"""
+    with the whole past of every layer kept in lists, as a constant for the gradient; sinks are next
+    to the short-term memory.  -> logits: T x V"""
     past = [[] for _ in model.layers]  # what each layer makes its keys from, one entry a token
     rows = [InfiniRow(layer) for layer in model.layers]
     outs, stm = [], model.stm_length
@@ -229,7 +229,8 @@ def decoder(model, tokens, segment):
             old = torch.stack(kept) if kept else source[:0]
             recent = old[max(0, len(old) - stm) :]
             left = old[: max(0, len(old) - stm)]
-            context = [recent, source]
+            sinks, left = left[: model.short_term.sinks], left[model.short_term.sinks :]
+            context = [sinks, recent, source]
             if layer.memory is not None and layer.memory.has_slots:
                 context.insert(0, compressive_stream(layer.memory, left, [len(left)])[0].detach())
             found = relative_heads(layer.attention, source, torch.cat(context))
@@ -324,23 +325,31 @@ def gpt2_attention(module, x, slots):
 
 
 def llama(model, tokens, segment):
-    """Llama of one row, segment by segment, with or without a compressive memory, whose slots are
-    as far away as the oldest vector of a short-term memory.  -> logits: T x V"""
+    """Llama of one row, segment by segment, with or without a compressive memory, whose last slot
+    is as far away as the oldest vector of a short-term memory, or the first sink.
+    -> logits: T x V"""
     past = [[] for _ in model.layers]
-    outs, stm = [], model.stm_length
+    outs, stm, most = [], model.stm_length, model.short_term.sinks
     for begin in range(0, len(tokens), segment):
         x = model.embed_tokens(tokens[begin : begin + segment])
         for layer, kept in zip(model.layers, past, strict=True):
             source = rms_norm(layer.attention_norm, x)
             old = torch.stack(kept) if kept else source[:0]
             recent = old[max(0, len(old) - stm) :]
-            args = (layer.attention, model.theta, source, recent, stm)
-            found = rotary_attention(*args, source[:0])
+            left = old[: max(0, len(old) - stm)]
+            sinks, left = left[:most], left[most:]
+            keys = torch.cat([sinks, recent])
+            distances = [most + stm - i for i in range(len(sinks))]
+            distances += range(len(recent), 0, -1)
+            args = (layer.attention, model.theta, source, keys, distances)
+            found = rotary_attention(*args, source[:0], [])
             out = found @ layer.attention.output.weight.T
             if layer.memory is not None:
-                left = old[: max(0, len(old) - stm)]
                 slots = compressive_stream(layer.memory, left, [len(left)])[0].detach()
-                out = out + (rotary_attention(*args, slots) - found) @ layer.memory.output.weight.T
+                back = range(len(slots) - 1, -1, -1)
+                far = [most + stm + model.slot_spacing * number for number in back]
+                both = rotary_attention(*args, slots, far)
+                out = out + (both - found) @ layer.memory.output.weight.T
             x = x + out
             y = rms_norm(layer.ffn_norm, x)
             gate = y @ layer.gate.weight.T
@@ -354,10 +363,11 @@ def rms_norm(norm, x):
     return torch.stack([norm.weight * y / torch.sqrt(y @ y / len(y) + norm.eps) for y in x])
 
 
-def rotary_attention(module, theta, x, recent, stm, slots):
+def rotary_attention(module, theta, x, recent, distances, slots, far):
     """One row, score by score, each by the distance of query and key alone: with the halves of
     q and k as complex numbers, Re sum_m q_m conj(k_m) exp(i distance theta^(-2m/d)).
-    x: T x e, recent: up to S x e, slots: C x e.  -> T x e, before the projection"""
+    x: T x e, recent: up to K + S x e, in those distances from the first of x, slots: C x e, that
+    far.  -> T x e, before the projection"""
     t, e = x.shape
     h, d, groups = module.num_heads, module.head_dim, module.num_key_heads
     rates = theta ** (-torch.arange(0, d, 2, dtype=x.dtype) / d)
@@ -365,13 +375,14 @@ def rotary_attention(module, theta, x, recent, stm, slots):
     context = torch.cat([slots, recent, x])
     key, value = module.key_value(context).view(len(context), 2, groups, d).unbind(1)
     before = len(slots) + len(recent)
+    distances = far + distances
     out = []
     for i in range(t):
         for head in range(h):
             group, scores = head // (h // groups), []
             q = torch.complex(query[i, head, : d // 2], query[i, head, d // 2 :])
             for j in range(before + i + 1):
-                distance = stm + i if j < len(slots) else before + i - j
+                distance = i + (distances[j] if j < before else before - j)
                 k = torch.complex(key[j, group, : d // 2], key[j, group, d // 2 :])
                 turn = torch.polar(torch.ones_like(rates), distance * rates)
                 scores.append((q * k.conj() * turn).real.sum() / math.sqrt(d))

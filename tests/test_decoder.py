@@ -55,9 +55,10 @@ def test_attention_equals_the_naive_one_with_its_gradients(queries, past):
 
 @pytest.mark.parametrize("name", ["transformer_xl", "compressive_transformer", "infini_attention"])
 @pytest.mark.parametrize("post_norm", [False, True])
-@pytest.mark.parametrize("stm,segment", [(6, 5), (7, 3), (0, 4)])
-def test_baselines_equal_naive_ones_with_their_gradients(name, post_norm, stm, segment):
-    decoder = make_model(name, stm_length=stm, decoder_post_norm=post_norm).double().decoder
+@pytest.mark.parametrize("stm,segment,sinks", [(6, 5, 0), (7, 3, 2), (0, 4, 0)])
+def test_baselines_equal_naive_ones_with_their_gradients(name, post_norm, stm, segment, sinks):
+    sizes = {"stm_length": stm, "sink_tokens": sinks, "decoder_post_norm": post_norm}
+    decoder = make_model(name, **sizes).double().decoder
     for layer in decoder.layers:
         torch.nn.init.normal_(layer.attention.content_bias)
         torch.nn.init.normal_(layer.attention.position_bias)
@@ -314,6 +315,7 @@ def test_layers_without_a_memory():
         ({"ltm_widths": "nan,0.1"}, "--ltm-widths"),
         ({"ltm_threshold": -5}, "--ltm-threshold"),
         ({"stm_length": -1}, "--stm-length"),
+        ({"sink_tokens": -1}, "--sink-tokens must be at least 0"),
         ({"attention_dropout": 3}, "--attention-dropout"),
         ({"decoder_attention_heads": 3}, "--decoder-attention-heads"),
         ({"adaptive_input": True}, "--adaptive-input-cutoff"),

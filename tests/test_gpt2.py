@@ -493,6 +493,7 @@ def test_a_frozen_host_stays_and_its_memory_learns(small, data, tmp_path):
 def test_bad_settings_of_gpt2_are_named(small, data, tmp_path):
     for flags, said in (
         (["--stm-length", "8"], "--stm-length must be 0"),
+        (["--sink-tokens", "4"], "--sink-tokens must be 0"),
         (["--decoder-post-norm"], "--decoder-post-norm is not for GPT-2"),
         (["--tokens-per-sample", "64"], "lower --tokens-per-sample"),
     ):

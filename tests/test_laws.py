@@ -151,7 +151,6 @@ def test_a_disabled_memory_equals_a_model_without_one(memory, host):
 def test_with_a_seed_the_host_has_the_same_weights_whatever_its_memory(memory, host):
     own = make_model(memory, sharp=False, host=host).state_dict()
     alone = make_model("transformer_xl", sharp=False, host=host).state_dict()
-    assert len(own) > len(alone)
     for name, x in alone.items():
         assert torch.equal(x, own[name]), name
 

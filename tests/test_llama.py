@@ -78,6 +78,7 @@ SMALL = {
     "rope_theta": 5000.0,
     "norm_eps": 1e-6,
     "stm_length": 0,
+    "sink_tokens": 0,
 }
 SMOL = HOSTS["llama"].architectures["llama"]
 
@@ -135,9 +136,9 @@ def test_a_stream_in_segments_equals_hugging_face_on_the_whole():
 
 @pytest.mark.parametrize("name", ["transformer_xl", "compressive_transformer"])
 @pytest.mark.parametrize("heads", [1, 2])
-@pytest.mark.parametrize("stm,segment", [(6, 5), (7, 3), (0, 7)])
-def test_llama_equals_a_naive_one_with_its_gradients(name, heads, stm, segment):
-    decoder = llama(name, decoder_key_heads=heads, stm_length=stm)
+@pytest.mark.parametrize("stm,segment,sinks", [(6, 5, 0), (7, 3, 4), (0, 7, 2)])
+def test_llama_equals_a_naive_one_with_its_gradients(name, heads, stm, segment, sinks):
+    decoder = llama(name, decoder_key_heads=heads, stm_length=stm, sink_tokens=sinks)
     assert_equal(naive.llama, decoder.double().decoder, text(1, 33), segment)
 
 
@@ -151,7 +152,7 @@ def test_short_term_memory_as_long_as_the_text_equals_one_long_segment():
 
 def test_keys_are_found_at_their_distance_however_long_the_stream():
     """What a segment makes of the last S vectors does not depend on where in the stream it is."""
-    decoder = llama("transformer_xl", decoder_layers=1).double().decoder
+    decoder = llama("transformer_xl", decoder_layers=1, sink_tokens=0).double().decoder
     tokens = text(1, 400)
     whole, state = stream(decoder, tokens, 5)
     assert state.position.item() == 400
@@ -192,6 +193,7 @@ def test_every_memory_has_an_architecture_of_smollm2(memory):
         ({"decoder_embed_dim": 18}, "--decoder-embed-dim 18 over --decoder-attention-heads 2"),
         ({"rope_theta": 0.0}, "--rope-theta must be above 0"),
         ({"norm_eps": -1.0}, "--norm-eps must be above 0"),
+        ({"slot_spacing": -1.0}, "--slot-spacing must be at least 0"),
         ({"activation_fn": "relu"}, "--activation-fn is not for Llama"),
         ({"decoder_post_norm": True}, "--decoder-post-norm is not for Llama"),
         ({"adaptive_input": True}, "--adaptive-input is not for Llama"),
@@ -203,11 +205,12 @@ def test_bad_settings_name_their_flag(kwargs, flag):
         llama(**kwargs)
 
 
-def test_short_term_memory_and_segment_stay_within_the_positions():
-    decoder = llama(decoder_positions=16).decoder
+def test_sinks_short_term_memory_and_segment_stay_within_the_positions():
+    decoder = llama(decoder_positions=18).decoder
     new_reading(decoder, 1, 10)
-    said = "a segment of 11 tokens after a short-term memory of 6 is longer than the 16 positions"
-    with pytest.raises(ValueError, match=f"{said} of this Llama: lower --tokens-per-sample or"):
+    said = "a segment of 11 tokens after a short-term memory of 6 after 2 sinks is longer than the "
+    said += "18 positions of this Llama: lower --tokens-per-sample or"
+    with pytest.raises(ValueError, match=said):
         decoder(text(1, 11), decoder.initial_state(1))
 
 

@@ -31,9 +31,23 @@ MEMORIES = {
         },
     ),
     "gibbs": ("infinite_former_lm", {"ltm_basis": 8}),
+    "slots_of_signal": (
+        "infinite_former_lm",
+        {"ltm_basis": 8, "ltm_density": "host", "ltm_schedule": "logarithmic", "ltm_oldest": 99},
+    ),
     "compressive_transformer": (
         "compressive_transformer_lm",
         {"cmem_length": 5, "compression_rate": 3},
+    ),
+    "picked": (
+        "compressive_transformer_lm",
+        {
+            "cmem_length": 7,
+            "compression_rate": 1,
+            "compression": "mean",
+            "ltm_pick": 2,
+            "ltm_rank": 3,
+        },
     ),
     "infini_attention": ("infini_attention_lm", {"infini_update": "delta"}),
     "transformer_xl": ("transformer_xl_lm", {}),
@@ -46,7 +60,7 @@ HOSTS = {
         "activation_fn": "gelu_accurate",
         "stm_length": 0,
     },
-    "llama": {"decoder_key_heads": 1},
+    "llama": {"decoder_key_heads": 1, "sink_tokens": 2, "slot_spacing": 1.5},
 }
 
 

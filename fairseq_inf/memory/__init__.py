@@ -4,6 +4,7 @@ from .basis import GaussianBasis, ridge_operator
 from .compressive import CompressiveMemory, CompressiveState
 from .continuous import ContinuousMemory
 from .contract import (
+    Correction,
     Encounter,
     Goals,
     LongTermMemory,
@@ -18,9 +19,10 @@ from .errors import SettingError
 from .file import check_writable, load_state, save_state
 from .gibbs import GibbsDensity, GibbsMemory
 from .infini import InfiniMemory, InfiniState
+from .points import PointsMemory, SlotsOfSignal
 from .sampling import mix
 from .schedule import Constant, Logarithmic, Schedule, Uniform
-from .short_term import ShortTermMemory, push
+from .short_term import Leaving, ShortTermMemory, pick, push
 from .signal import ContinuousState, SignalMemory, plan_write
 from .state import State
 
@@ -31,22 +33,26 @@ __all__ = [
     "Constant",
     "ContinuousMemory",
     "ContinuousState",
+    "Correction",
     "Encounter",
     "GaussianBasis",
     "GaussianDensity",
     "GibbsDensity",
     "GibbsMemory",
     "Goals",
-    "Logarithmic",
     "InfiniMemory",
     "InfiniState",
+    "Leaving",
+    "Logarithmic",
     "LongTermMemory",
     "Move",
     "Plan",
+    "PointsMemory",
     "Schedule",
     "SettingError",
     "ShortTermMemory",
     "SignalMemory",
+    "SlotsOfSignal",
     "State",
     "Uniform",
     "Weights",
@@ -54,6 +60,7 @@ __all__ = [
     "check_writable",
     "load_state",
     "mix",
+    "pick",
     "plan_write",
     "push",
     "ridge_operator",

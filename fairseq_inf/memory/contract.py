@@ -121,10 +121,12 @@ class LongTermMemory(nn.Module):
     num_slots = 0  # C, for ever; those of a row that are real may be fewer
     observes = False  # whether a state depends on where the last segment has looked
     output: nn.Module | None  # W^M; None, as it is unless set: the host's W^O
+    correction: nn.Module | None  # of the slots, before the host's maps; None unless asked for
 
     def __init__(self) -> None:
         super().__init__()
         self.register_module("output", None)
+        self.register_module("correction", None)
 
     def initial_state(self, rows: int, device: Any = None, dtype: Any = None) -> State:
         """An empty memory: zeros in every tensor, the rows first.  dtype: of the model's weights,
@@ -216,6 +218,20 @@ class LongTermMemory(nn.Module):
         that is a W^M of zeros, made here if there was none.  Called by such hosts when all layers
         are built.  layer: from 0 to layers - 1."""
         raise NotImplementedError
+
+
+class Correction(nn.Module):
+    """x + U V x + b, with U and b zero at first: slots as they are."""
+
+    def __init__(self, dim: int, rank: int) -> None:
+        super().__init__()
+        self.down = nn.Linear(dim, rank, bias=False)
+        self.up = nn.Linear(rank, dim)
+        nn.init.zeros_(self.up.weight)
+        nn.init.zeros_(self.up.bias)
+
+    def forward(self, slots: Tensor) -> Tensor:
+        return slots + self.up(self.down(slots))
 
 
 def as_heads(x: Tensor, num_heads: int) -> Tensor:

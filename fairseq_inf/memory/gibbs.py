@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from .contract import Encounter, as_heads
 from .density import CellDensity
-from .errors import SettingError
-from .schedule import Logarithmic
-from .signal import ContinuousState, SignalMemory
+from .points import PointsMemory
+from .signal import ContinuousState
 
 # B rows, T tokens, N basis functions, D points of the signal, H heads, d head width, e = H d
 
@@ -34,7 +33,7 @@ class GibbsDensity(CellDensity):
         return torch.softmax(scores / math.sqrt(query.size(-1)), dim=-1)
 
 
-class GibbsMemory(SignalMemory):
+class GibbsMemory(PointsMemory):
     """z = sum over D points t of p(t) V X(t), p(t) ~ exp(q . K X(t) / sqrt(d)).
 
     It is silent at first, its W^M is zero: a memory that has not learned to point yet is only noise
@@ -45,12 +44,10 @@ class GibbsMemory(SignalMemory):
 
     A mean of many vectors is shorter than a vector: with `normalize` each X(t) is brought to unit
     root mean square first, which points better; without, all of them together still count what was
-    stored.  Points at the middles (p - 1/2) / D; where nothing has come to yet they are zeros.
+    stored.
     """
 
     gated = False
-    places: Tensor  # D
-    at_points: Tensor  # D x N
 
     def __init__(
         self,
@@ -61,31 +58,17 @@ class GibbsMemory(SignalMemory):
         *,
         points: int | None = None,
         normalize: bool = True,
-        bins: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """points: D, N unless given; they are the bins of a sticky memory, too."""
+        """points: D, N unless given."""
         points = num_basis if points is None else points
-        if points < 1:
-            raise SettingError(f"{{points}} must be positive, got {points}")
-        super().__init__(dim, num_heads, num_basis, widths, bins=points, **kwargs)
-        self.points, self.normalize = points, normalize
+        super().__init__(dim, num_heads, num_basis, widths, points=points, **kwargs)
+        self.normalize = normalize
         nn.init.zeros_(self.output.weight)
-        places = (torch.arange(points, dtype=torch.float64) + 0.5) / points
-        self.register_buffer("places", places, persistent=False)
-        self.register_buffer("at_points", self.basis.evaluate(places), persistent=False)
 
     def signal(self, state: ContinuousState) -> Tensor:
-        """X(t) at the points.  -> B x D x e"""
-        exact = state.coefficients.dtype
-        with torch.autocast(state.coefficients.device.type, enabled=False):
-            x = self.at_points.to(exact) @ state.coefficients
-            if self.normalize:
-                x = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + 1e-6)
-            if isinstance(self.schedule, Logarithmic):
-                reached = self.schedule.age(self.places) <= state.tokens[:, None]
-                x = x * reached[..., None]
-        return x
+        x = super().signal(state)
+        return _at_unit_length(x) if self.normalize else x
 
     def contents(
         self, state: ContinuousState, attention: Any, dtype: torch.dtype
@@ -124,3 +107,8 @@ class GibbsMemory(SignalMemory):
         if mask is not None:
             masses = masses * mask[:, None, :, None]
         return masses.sum(dim=(1, 2))
+
+
+def _at_unit_length(x: Tensor) -> Tensor:
+    with torch.autocast(x.device.type, enabled=False):
+        return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + 1e-6)

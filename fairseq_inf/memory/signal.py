@@ -142,7 +142,7 @@ class SignalMemory(LongTermMemory):
 
     gated = True  # new vectors are sigmoid(conv(X)) * X, as in the paper
     gate: nn.Conv1d | None
-    output: nn.Linear
+    output: Any
 
     def __init__(
         self,
@@ -184,6 +184,11 @@ class SignalMemory(LongTermMemory):
         self.sticky, self.bins, self.threshold, self.seed = sticky, bins, threshold, seed
         self.observes = sticky
 
+        self.make_maps()
+
+    def make_maps(self) -> None:
+        """The gate of what is written, and the maps of what is read."""
+        dim = self.dim
         del self.output  # optimizers number the parameters: it stands behind `value`
         self.gate = nn.Conv1d(dim, dim, kernel_size=3, padding=1) if self.gated else None
         self.key = nn.Linear(dim, dim, bias=False)
@@ -196,7 +201,8 @@ class SignalMemory(LongTermMemory):
         nn.init.zeros_(self.output.weight)
 
     def initial_state(self, rows: int, device: Any = None, dtype: Any = None) -> ContinuousState:
-        exact = _exact(dtype or self.key.weight.dtype)
+        own = next(self.parameters(), torch.empty(0)).dtype
+        exact = _exact(dtype or own)
 
         def zeros(*shape: int, dtype: torch.dtype = exact) -> Tensor:
             return torch.zeros(rows, *shape, dtype=dtype, device=device)

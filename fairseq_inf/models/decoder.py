@@ -18,7 +18,15 @@ from fairseq.models import FairseqDecoder
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_inf.memory import Goals, LongTermMemory, ShortTermMemory, State, mix
+from fairseq_inf.memory import (
+    Correction,
+    Goals,
+    Leaving,
+    LongTermMemory,
+    ShortTermMemory,
+    State,
+    mix,
+)
 from fairseq_inf.memory.contract import check_empty, check_same
 from fairseq_inf.memory.state import Ranges
 from fairseq_inf.modules import DecoderLayer, LayerPlan, Segment, Watched
@@ -28,11 +36,14 @@ from fairseq_inf.modules import DecoderLayer, LayerPlan, Segment, Watched
 
 @dataclass
 class DecoderState(State):
-    recent: tuple[Tensor, ...]  # a layer: B x W x e, its short-term memory and what has just left
+    # a layer: B x W x e, its sinks, what has just left its short-term memory, and that
+    recent: tuple[Tensor, ...]
     memories: tuple[State, ...]  # a layer with a long-term memory: its state
     filled: Tensor  # B: how many vectors of `recent` are real
     position: Tensor  # B: tokens of the stream read so far
     key: Tensor  # B: hash of those tokens, the seed of sticky sampling
+    # a layer, if memories get what was looked at most: B x W, how much each vector of `recent` was
+    looked: tuple[Tensor, ...] = ()
 
     def ranges(self) -> Ranges:
         yield "filled", self.position.clamp(max=1), self.recent[0].size(1)
@@ -82,12 +93,13 @@ class MemoryDecoder(FairseqDecoder):
         raise NotImplementedError
 
     def positions(self, slots: int, shown: int, queries: int, hidden: Tensor) -> Any:
-        """For `attend`: positions of the keys [slots; the last `shown` vectors of the short-term
-        memory; `queries` tokens].  hidden: added to the scores, broadcastable to B x H x T x P."""
+        """For `attend`: positions of the keys [slots; the last `shown` vectors of sinks and
+        short-term memory; `queries` tokens].  hidden: added to the scores, broadcastable to
+        B x H x T x P."""
         raise NotImplementedError
 
     def cache_positions(self, slots: int, length: int) -> Any:
-        """For `placed` and `table`: those of [slots; short-term memory; `length` tokens]."""
+        """For `placed` and `table`: those of [slots; sinks; short-term memory; `length` tokens]."""
         return None
 
     def slot_bias(self, slots: int, like: Tensor) -> Tensor | None:
@@ -113,8 +125,10 @@ class MemoryDecoder(FairseqDecoder):
         super().__init__(dictionary)
         self.embed_tokens = embed_tokens
         self.adaptive_softmax = self.output_projection = None
-        self.dim, self.short_term = cfg.decoder_embed_dim, ShortTermMemory(cfg.stm_length)
-        self.ltm_enabled = cfg.ltm_enabled is not False
+        self.dim = cfg.decoder_embed_dim
+        self.short_term = ShortTermMemory(cfg.stm_length, cfg.sink_tokens)
+        self.ltm_pick = cfg.ltm_pick
+        self.ltm_enabled, self.ltm_start = cfg.ltm_enabled is not False, str(cfg.ltm_start)
         self.watched = False  # set by an inspection: what is found goes into `extra["layers"]`
         self.checkpoint_activations = cfg.checkpoint_activations
         self.dropout = nn.Dropout(cfg.dropout)
@@ -123,7 +137,11 @@ class MemoryDecoder(FairseqDecoder):
             """With a seed the host has the same first weights, whatever its memory."""
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(torch.initial_seed() + 1 + number)
-                return build_memory(number)
+                memory = build_memory(number)
+                if cfg.ltm_rank and memory is not None:
+                    self._need_slots(memory, f"--ltm-rank {cfg.ltm_rank}")
+                    memory.correction = Correction(self.dim, cfg.ltm_rank)
+                return memory
 
         self.layers = nn.ModuleList(
             self.build_layer(cfg, own_draws(number)) for number in range(cfg.decoder_layers)
@@ -134,10 +152,22 @@ class MemoryDecoder(FairseqDecoder):
         return self.short_term.length
 
     def start_silent(self) -> None:
-        """What the memories add is zero at first."""
+        """What the memories add is zero at first, unless the host is to read their slots."""
         for number, layer in enumerate(self.layers):
-            if layer.memory is not None:
+            if layer.memory is None:
+                continue
+            if self.ltm_start != "host":
                 layer.memory.start_silent(number, len(self.layers))
+            else:
+                self._need_slots(layer.memory, "--ltm-start host")
+
+    @staticmethod
+    def _need_slots(memory: LongTermMemory, asked: str) -> None:
+        if not memory.has_slots:
+            raise ValueError(
+                f"{asked} needs a memory with slots, which the host's own attention reads: "
+                "infinite_former_lm with --ltm-density host, or compressive_transformer_lm"
+            )
 
     def initial_state(self, rows: int) -> DecoderState:
         like = self.layers[0].inner.weight
@@ -153,11 +183,15 @@ class MemoryDecoder(FairseqDecoder):
         for memory in memories:
             check_empty(memory, rows)
         return DecoderState(
-            recent=tuple(like.new_zeros(rows, self.stm_length, self.dim) for _ in self.layers),
+            recent=tuple(like.new_zeros(rows, self.short_term.size, self.dim) for _ in self.layers),
             memories=memories,
             filled=count(),
             position=count(),
             key=count(),
+            looked=tuple(
+                torch.zeros(rows, self.short_term.size, device=like.device)
+                for _ in (self.layers if self.ltm_pick > 1 else ())
+            ),
         )
 
     def memory_states(self, state: DecoderState) -> list[State | None]:
@@ -187,18 +221,24 @@ class MemoryDecoder(FairseqDecoder):
         self.check_tokens(tokens)
         segment, plans = self._plan(tokens, state, lengths, goals)
         x = self.embed(tokens, torch.arange(tokens.size(1), device=tokens.device))
-        recents, memories = [], []
+        recents, looks, memories = [], [], []
         extra: dict[str, Any] = {"layers": [], "losses": {}, "logs": {}}
-        for number, (layer, recent, kept, plan) in enumerate(
-            zip(self.layers, state.recent, self.memory_states(state), plans, strict=True)
-        ):
+        each_looked = state.looked or (None,) * len(self.layers)
+        for number, (layer, recent, looked, kept, plan) in enumerate(
+            zip(
+                self.layers, state.recent, each_looked, self.memory_states(state), plans,
+                strict=True,
+            )
+        ):  # fmt: skip
             output = project or number + 1 < len(self.layers)
-            args = (x, recent, kept if self.ltm_enabled else None, segment, plan, output)
+            args = (x, recent, looked, kept if self.ltm_enabled else None, segment, plan, output)
             if self.checkpoint_activations and self.training:
-                x, recent, used, own = checkpoint(layer, *args, use_reentrant=False)
+                x, recent, looked, used, own = checkpoint(layer, *args, use_reentrant=False)
             else:
-                x, recent, used, own = layer(*args)
+                x, recent, looked, used, own = layer(*args)
             recents.append(recent)
+            if looked is not None:
+                looks.append(looked)
             if kept is not None:
                 if used is not None:
                     check_same(kept, used)
@@ -224,6 +264,7 @@ class MemoryDecoder(FairseqDecoder):
             filled=self.short_term.after(state.filled, read),
             position=state.position + read,
             key=key,
+            looked=tuple(looks),
         )
         return out, state, extra
 
@@ -237,10 +278,22 @@ class MemoryDecoder(FairseqDecoder):
                 mask = torch.arange(t, device=tokens.device) < lengths[:, None]
             else:
                 lengths = None
-        filled = state.filled.tolist()
-        left, visible = self.short_term.left(filled), self.short_term.visible(filled)
+        short_term, joining = self.short_term, None
+        filled, position = state.filled.tolist(), state.position.tolist()
+        left, visible = short_term.left(filled, position), short_term.visible(filled, position)
+        if short_term.joins(filled, position):
+            waiting = state.recent[0].size(1) - short_term.size
+            joining = short_term.joining(state.filled, state.position, waiting)
+        leaving = None
+        if self.ltm_pick > 1:
+            picks = [-(-count // self.ltm_pick) for count in left]
+            among, chosen = (torch.tensor(x, device=tokens.device) for x in (left, picks))
+            leaving, left = Leaving(among, chosen, max(picks)), picks
         watched = Watched(left, self._leaving(state)) if self.watched else None
-        segment = Segment(self.short_term, max(visible), lengths, mask, state.key, goals, watched)
+        shown = short_term.shown(visible)
+        segment = Segment(
+            short_term, joining, shown, lengths, mask, state.key, goals, leaving, watched
+        )
         found: dict[Any, LayerPlan] = {}
         plans: list[LayerPlan] = []
         positions: dict[tuple[int, ...], Any] = {}
@@ -258,7 +311,7 @@ class MemoryDecoder(FairseqDecoder):
 
     def _leaving(self, state: DecoderState) -> Tensor:
         """Which vectors of their streams stand before the short-term memory.  -> B x W"""
-        width = state.recent[0].size(1) - self.short_term.length
+        width = state.recent[0].size(1) - self.short_term.size
         place = torch.arange(-width, 0, device=state.position.device)
         return (state.position - self.short_term.length)[:, None] + place
 
@@ -266,11 +319,12 @@ class MemoryDecoder(FairseqDecoder):
         self, tokens: Tensor, state: DecoderState, visible: list[int], held: tuple[int, ...]
     ) -> Any:
         """held: how many slots each row has, if there are any."""
-        t, shown, slots = tokens.size(1), max(visible), max(held, default=0)
+        t, slots = tokens.size(1), max(held, default=0)
+        shown = self.short_term.shown(visible)
         past = slots + shown
         hidden = _causal(t, past, self.layers[0].inner.weight.dtype, tokens.device)
         if min(visible) < shown or (slots and min(held) < slots):
-            absent = [self.short_term.absent(state.filled, shown)]
+            absent = [self.short_term.absent(state.filled, state.position, shown)]
             if slots:
                 place = torch.arange(slots, device=tokens.device)
                 held_by_row = torch.tensor(held, device=tokens.device)

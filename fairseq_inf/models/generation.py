@@ -20,8 +20,8 @@ from fairseq_inf.modules import LayerCache, Place
 
 from .decoder import DecoderState, MemoryDecoder
 
-# B rows, L tokens of a segment, C slots of a memory, S short-term length, P = C + S + L keys of a
-# cache
+# B rows, L tokens of a segment, C slots of a memory, K sinks, S short-term length,
+# P = C + K + S + L keys of a cache
 
 
 @dataclass
@@ -43,15 +43,17 @@ class Cache(State):
 
     reading: Reading
     layers: tuple[LayerCache, ...]
-    hidden: tuple[Tensor, ...]  # a kind of slots: B x 1 or H x C+S, -inf where there is no key
+    hidden: tuple[Tensor, ...]  # a kind of slots: B x 1 or H x C+K+S, -inf where there is no key
 
 
 def new_reading(decoder: MemoryDecoder, rows: int, length: int) -> Reading:
     """Nothing but eos."""
     decoder.check_length(length)
     memory = decoder.initial_state(rows)
-    wide = tuple(decoder.short_term.widen(x, length) for x in memory.recent)
-    memory = replace(memory, recent=wide)
+    widen = decoder.short_term.widen
+    wide = tuple(widen(x, length) for x in memory.recent)
+    looked = tuple(widen(x[..., None], length).squeeze(2) for x in memory.looked)
+    memory = replace(memory, recent=wide, looked=looked)
     device = memory.filled.device
     tokens = torch.full((rows, length), decoder.dictionary.pad(), device=device)
     tokens[:, 0] = decoder.dictionary.eos()
@@ -149,12 +151,13 @@ def open_cache(decoder: MemoryDecoder, reading: Reading) -> tuple[Tensor, Cache]
 
     layers: list[LayerCache] = []
     hidden: dict[Any, Tensor] = {}
-    absent = decoder.short_term.absent(reading.memory.filled, decoder.stm_length)
+    memory, short_term = reading.memory, decoder.short_term
+    absent = short_term.absent(memory.filled, memory.position, short_term.size)
     states = decoder.memory_states(after)
     for layer, recent, state, (kind, slots) in zip(
         decoder.layers, after.recent, states, _kinds(decoder), strict=True
     ):
-        vectors = decoder.short_term.line_up(recent, reading.count, longest)
+        vectors = short_term.line_up(recent, reading.count, longest)
         state = state if decoder.ltm_enabled else None
         positions = decoder.cache_positions(slots, width)
         layers.append(layer.open_cache(vectors, state, positions, width - longest))

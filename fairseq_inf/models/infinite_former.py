@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum
 
-from fairseq_inf.memory import ContinuousMemory, GibbsMemory, SignalMemory
+from fairseq_inf.memory import ContinuousMemory, GibbsMemory, SignalMemory, SlotsOfSignal
 
 from .flags import numbers, setting, told_by_flags
 from .memory_lm import MemoryLM, MemoryLMConfig, register
@@ -43,13 +43,14 @@ class InfiniteFormerConfig(MemoryLMConfig):
     ltm_oldest: int = setting(
         1_000_000, "age in tokens that a logarithmic schedule loses", before=1_000_000
     )
-    ltm_density: ChoiceEnum(["gaussian", "gibbs"]) = setting(
-        "gibbs", "how a query reads: through one Gaussian, or exp(q . k(t)) over all of time",
-        before="gaussian",
+    ltm_density: ChoiceEnum(["gaussian", "gibbs", "host"]) = setting(
+        "gibbs", "how a query reads: through one Gaussian; exp(q . k(t)) over all of time; or as "
+        "further keys of the host's own attention", before="gaussian",
     )  # fmt: skip
     ltm_points: Optional[int] = setting(
-        None, "points of the signal that a Gibbs density is over, D (default: N)", before=None
-    )
+        None, "points of the signal that a Gibbs density is over, or that the host's attention "
+        "reads, D (default: N)", before=None,
+    )  # fmt: skip
     ltm_raw: bool = setting(
         False, "read the points of the signal as long as they are, and not at unit length: a Gibbs "
         "density then counts better, and points worse", before=False,
@@ -94,10 +95,13 @@ class InfiniteFormerLM(MemoryLM):
             if number not in layers:
                 return None
             kind: type[SignalMemory] = ContinuousMemory
-            own = {"bins": cfg.ltm_bins}
+            own: dict[str, Any] = {"bins": cfg.ltm_bins}
             if cfg.ltm_density == "gibbs":
                 kind, own = GibbsMemory, {"points": cfg.ltm_points, "normalize": not cfg.ltm_raw}
-            names = ("widths", "tau", "oldest", "samples", "ridge", "bins", "threshold", "points")
+            if cfg.ltm_density == "host":
+                points = cfg.ltm_basis if cfg.ltm_points is None else cfg.ltm_points
+                kind, own = SlotsOfSignal, {"points": points}
+            names = "widths tau oldest samples ridge sticky bins threshold points".split()
             with told_by_flags(num_basis="ltm_basis", **{name: f"ltm_{name}" for name in names}):
                 return kind(
                     cfg.decoder_embed_dim,

@@ -54,6 +54,21 @@ class MemoryLMConfig(*(host.Config for host in HOSTS.values())):  # type: ignore
     tie_adaptive_proj: bool = setting(False, "tie the projections of the two as well")
     checkpoint_activations: bool = setting(False, "recompute layers in the backward pass")
     stm_length: int = setting(256, "short-term memory: vectors kept for the self-attention, S")
+    sink_tokens: int = setting(
+        0, "first tokens of a stream that the self-attention sees for ever", before=0
+    )
+    ltm_pick: int = setting(
+        1, "of so many vectors that leave the short-term memory the long-term memory gets one, "
+        "those that self-attention has looked at most; 1: all", before=1,
+    )  # fmt: skip
+    ltm_start: ChoiceEnum(["silent", "host"]) = setting(
+        "silent", "a new memory of a pretrained host adds exactly nothing (silent), or its slots "
+        "are read by the host's own attention from the start (host)", before="silent",
+    )  # fmt: skip
+    ltm_rank: int = setting(
+        0, "rank of a learned correction of the slots of a memory, none at first; 0: no such",
+        before=0,
+    )  # fmt: skip
     ltm_enabled: Optional[bool] = setting(
         None, "only for --model-overrides: {'ltm_enabled': False} switches the long-term memory off"
     )
@@ -105,7 +120,15 @@ class MemoryLM(FairseqLanguageModel):
         itself, and those of its host."""
         common = {field.name for field in fields(MemoryLMConfig)}
         names = [field.name for field in fields(cls.config) if field.name not in common]
-        names = ["stm_length", "decoder_post_norm", "activation_fn", *names, *host.memory_fields]
+        names = [
+            "stm_length",
+            "sink_tokens",
+            "ltm_pick",
+            "decoder_post_norm",
+            "activation_fn",
+            *names,
+        ]
+        names += host.memory_fields
         if host is not HOSTS["transformer_xl"]:
             names.insert(0, "decoder_host")
         before = {
@@ -163,7 +186,7 @@ class MemoryLM(FairseqLanguageModel):
     def is_stateless(self) -> bool:
         """Whether a segment is read without anything of those before it."""
         decoder = self.decoder
-        return decoder.stm_length == 0 and all(layer.memory is None for layer in decoder.layers)
+        return decoder.short_term.size == 0 and all(x.memory is None for x in decoder.layers)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
         """A checkpoint of a host alone serves any memory, which starts as new."""
@@ -212,6 +235,9 @@ def check_sizes(cfg: Any) -> None:
         "decoder_ffn_embed_dim": 1,
         "decoder_attention_heads": 1,
         "stm_length": 0,
+        "sink_tokens": 0,
+        "ltm_pick": 1,
+        "ltm_rank": 0,
     }
     for name, bound in least.items():
         if getattr(cfg, name) < bound:

@@ -1,9 +1,9 @@
 """What all kinds of self-attention share.
 
-The keys of a segment are [slots of a memory; short-term memory; segment].  An attention has the
-linear maps `query`, `key_value` and `output`, and two passes over the same keys: `attend`, for the
-queries of a segment, and `attend_token`, for one query a row.  What it needs to know of positions
-comes from its host, which alone makes it and which nothing in between looks into.
+The keys of a segment are [slots of a memory; sinks; short-term memory; segment].  An attention has
+the linear maps `query`, `key_value` and `output`, and two passes over the same keys: `attend`, for
+the queries of a segment, and `attend_token`, for one query a row.  What it needs to know of
+positions comes from its host, which alone makes it and which nothing in between looks into.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_inf.memory import as_heads, side_by_side
+
+LOOKS = 8
 
 # B rows, T queries, P keys, H heads, d head width, e = H d
 
@@ -61,6 +63,19 @@ class Attention(nn.Module):
         its own.  query: B x H x T x d, key, value: B x H x P x d.  drop: with dropout of the
         weights in training.  -> B x H x T x d"""
         raise NotImplementedError
+
+    def weights(self, query: Tensor, key: Tensor, positions: Any, every: int) -> Tensor:
+        """The softmax of `attend`, of one query in `every`.  -> B x H x T' x P"""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def looked(self, query: Tensor, key: Tensor, positions: Any, mask: Tensor | None) -> Tensor:
+        """How much a segment looks at each key: the weights of one query in LOOKS, summed over
+        them and the heads.  mask: B x T, true for real tokens; None if all are.  -> B x P"""
+        weights = self.weights(query, key, positions, LOOKS).float()
+        if mask is not None:
+            weights = weights * mask[:, None, ::LOOKS, None]
+        return weights.sum(dim=(1, 2))
 
     def placed(self, keys: Tensor, positions: Any) -> Tensor:
         """The keys of a cache as `attend_token` takes them.  B x H x P x d"""

@@ -13,18 +13,21 @@ from torch import Tensor, nn
 from fairseq_inf.memory import (
     Encounter,
     Goals,
+    Leaving,
     LongTermMemory,
     Move,
     ShortTermMemory,
     State,
     Weights,
-    push,
+    pick,
     side_by_side,
+    take_part,
 )
 
 from .attention import Attention, Place
 
-# B rows, T tokens of the segment, S short-term length, P keys, H heads, d head width, e width
+# B rows, T tokens of the segment, K sinks, S short-term length, P keys, H heads, d head width,
+# e = H d
 
 
 @dataclass
@@ -48,11 +51,13 @@ class Segment:
     """What every layer needs to know of a segment, worked out once."""
 
     short_term: ShortTermMemory
-    shown: int  # the longest short-term memory of any row
+    joining: tuple[Tensor, Tensor] | None  # what has left and becomes a sink
+    shown: int  # sinks and short-term memory, of the row that sees most
     lengths: Tensor | None  # B: real tokens, None if there is no padding
     mask: Tensor | None  # B x T: true for real tokens, None if there is no padding
     key: Tensor  # B: hash of the stream so far
     goals: Goals | None  # what is to be learned and logged
+    leaving: Leaving | None  # None: the long-term memory gets all that leaves
     watched: Watched | None  # what an inspection wants to know
 
 
@@ -61,7 +66,7 @@ class LayerPlan:
     """The same for all layers whose memories have the same plan."""
 
     write: Any  # the memory's Plan; None without a memory
-    positions: Any  # of the keys [slots; short-term memory; segment], for the attention
+    positions: Any  # of the keys [slots; sinks; short-term memory; segment], for the attention
 
     @property
     def slots(self) -> int:
@@ -82,7 +87,7 @@ class LayerExtra:
 class LayerCache(State):
     """What a layer needs to go on from a segment's token to the next."""
 
-    keys: Tensor  # B x H x P x d, for [slots; short-term memory; segment]
+    keys: Tensor  # B x H x P x d, for [slots; sinks; short-term memory; segment]
     values: Tensor
     contents: Any  # of the memory; () without one
 
@@ -127,32 +132,45 @@ class DecoderLayer(nn.Module):
         self,
         x: Tensor,
         recent: Tensor,
+        looked: Tensor | None,
         state: State | None,
         segment: Segment,
         plan: LayerPlan,
         output: bool = True,
-    ) -> tuple[Tensor | None, Tensor, State | None, LayerExtra]:
-        """x: B x T x e.  recent: B x W x e.  state: of the memory, None if there is none or it is
-        off.  output: False if only the states are wanted, and then x is None."""
+    ) -> tuple[Tensor | None, Tensor, Tensor | None, State | None, LayerExtra]:
+        """x: B x T x e.  recent: B x W x e.  looked: B x W, how much its vectors were looked at,
+        None if it does not matter.  state: of the memory, None if there is none or it is off.
+        output: False if only the states are wanted, and then x is None."""
         source = self.source(x)
-        left, short_term = segment.short_term.split(recent)
-        context = torch.cat([short_term[:, short_term.size(1) - segment.shown :], source], dim=1)
+        left, kept = segment.short_term.split(recent, segment.joining)
+        context = torch.cat([kept[:, kept.size(1) - segment.shown :], source], dim=1)
         memory = None if state is None else self.memory
-        trace = seen = watched = None
+        trace = seen = marks = None
+        watched = None if memory is None else segment.watched
+        if memory is not None and looked is not None and segment.leaving is not None:
+            gone, marks = segment.short_term.split(looked[..., None], segment.joining)
+            left = pick(left, gone.squeeze(2), segment.leaving)
+            if watched is not None:
+                numbers = pick(watched.numbers[..., None], gone.squeeze(2), segment.leaving)
+                watched = replace(watched, numbers=numbers.squeeze(2))
         if memory is not None:
-            if segment.watched is not None:
+            if watched is not None:
                 moves = memory.moves(state, plan.write, segment.key)
-                watched = replace(segment.watched, vectors=left, moves=moves)
+                watched = replace(watched, vectors=left, moves=moves)
             state, trace = memory.write(left, state, plan.write, self.attention, segment.key)
+        keys = context
+        if memory is not None and plan.slots:
+            slots = self._slots(memory, state, plan.slots, context.dtype)
+            keys = torch.cat([slots, context], dim=1)
+        query = self.attention.queries(source)
         extra = LayerExtra()
         out = None
-        if output:
-            keys = context
-            if memory is not None and plan.slots:
-                slots, _ = memory.slots(state)
-                keys = torch.cat([slots[:, slots.size(1) - plan.slots :], context], dim=1)
-            query = self.attention.queries(source)
+        if output or marks is not None:
             key, value = self.attention.project(keys)
+        if marks is not None:
+            mass = self.attention.looked(query, key, plan.positions, segment.mask)[:, plan.slots :]
+            looked = segment.short_term.push_looked(marks, mass, segment.shown, segment.lengths)
+        if output:
 
             def attend(first: int = 0, drop: bool = True, value: Tensor = value) -> Tensor:
                 return self.attention.attend(query, key, value, plan.positions, first, drop)
@@ -166,26 +184,29 @@ class DecoderLayer(nn.Module):
             if watched is not None and memory is not None and plan.slots:
                 seen = _slot_weights(attend, key, plan.slots, memory.num_slots)
             extra.seen = seen
+            if self.training and memory is not None and memory.has_slots and not plan.slots:
+                found = found + take_part(memory)
             out = self.finish(x, found if added is None else found + added)
         elif memory is not None and memory.observes:
-            seen = memory.look(self.attention.queries(source), state)
+            seen = memory.look(query, state)
         if memory is not None:
             state = memory.observe(state, seen, segment.mask)
         extra.watched = watched
-        if segment.shown == segment.short_term.length and segment.lengths is None:
+        if segment.shown == kept.size(1) and segment.lengths is None:
             recent = context.detach()
         else:
-            recent = push(short_term, source.detach(), segment.lengths)
-        return out, recent, state, extra
+            recent = segment.short_term.push(kept, source.detach(), segment.lengths)
+        return out, recent, looked, state, extra
 
     def open_cache(
         self, vectors: Tensor, state: State | None, positions: Any, room: int
     ) -> LayerCache:
-        """vectors: B x S+T x e, [short-term memory; segment].  positions: of a cache, from the
-        host.  room: columns for tokens to come."""
+        """vectors: B x K+S+T x e, [sinks; short-term memory; segment].  positions: of a cache, from
+        the host.  room: columns for tokens to come."""
         memory = None if state is None else self.memory
         if memory is not None and memory.has_slots:
-            vectors = torch.cat([memory.slots(state)[0], vectors], dim=1)
+            slots = self._slots(memory, state, memory.num_slots, vectors.dtype)
+            vectors = torch.cat([slots, vectors], dim=1)
         keys, values = self.attention.project(vectors)
         keys = self.attention.placed(keys, positions)
         contents = self.contents(memory, state, vectors.dtype)
@@ -205,6 +226,13 @@ class DecoderLayer(nn.Module):
         slots = 0 if memory is None else memory.num_slots
         found, added, _ = self._find(query, attend, memory, slots, cache.contents)
         return self.finish(x, found if added is None else found + added)
+
+    @staticmethod
+    def _slots(memory: LongTermMemory, state: State | None, shown: int, dtype: Any) -> Tensor:
+        """The last `shown` slots, as keys and values are made of them.  -> B x `shown` x e"""
+        slots = memory.slots(state)[0].to(dtype)
+        slots = slots[:, slots.size(1) - shown :]
+        return slots if memory.correction is None else memory.correction(slots)
 
     def contents(
         self, memory: LongTermMemory | None, state: State | None, dtype: torch.dtype

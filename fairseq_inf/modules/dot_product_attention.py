@@ -38,6 +38,10 @@ class DotProductAttention(Attention):
             is_causal=alone,
         )
 
+    def weights(self, query: Tensor, key: Tensor, positions: Any, every: int) -> Tensor:
+        scores = query[:, :, ::every] @ key.transpose(2, 3) / math.sqrt(self.head_dim)
+        return torch.softmax(scores + positions[..., ::every, :], dim=-1)
+
     def attend_token(
         self,
         query: Tensor,

@@ -47,9 +47,27 @@ class RelativeAttention(Attention):
         to the scores, broadcastable to B x H x T x P, -inf where a query must not look."""
         distances, hidden = positions[0][first:], positions[1][..., first:]
         key, value = key[:, :, first:], value[:, :, first:]
+        return F.scaled_dot_product_attention(
+            query + self.content_bias[:, None],
+            key,
+            value,
+            attn_mask=self._by_distance(query, distances, hidden),
+            dropout_p=self.dropout if self.training and drop else 0.0,
+        )
+
+    def weights(
+        self, query: Tensor, key: Tensor, positions: tuple[Tensor, Tensor], every: int
+    ) -> Tensor:
+        bias = self._by_distance(query, *positions)[:, :, ::every]
+        query = query[:, :, ::every] + self.content_bias[:, None]
+        scores = query @ key.transpose(2, 3) / math.sqrt(self.head_dim)
+        return torch.softmax(scores + bias, dim=-1)
+
+    def _by_distance(self, query: Tensor, distances: Tensor, hidden: Tensor) -> Tensor:
+        """What is added to the scores by content.  -> B x H x T x P"""
         query = query.transpose(1, 2)  # as it was projected: B x T x H x d
         b, t, h, d = query.shape
-        p = key.size(2)
+        p = distances.size(0) - 1
 
         # Column c of these scores is for distance P-1-c, and row i wants key j at column
         # T-1-i+j.  With P+1 columns in a row that is one straight cut of the flattened scores.
@@ -57,14 +75,7 @@ class RelativeAttention(Attention):
         scores = shifted.flatten(0, 1).transpose(0, 1) @ self.table(distances)  # H x BT x P+1
         scores = scores.view(h, b, t * (p + 1))[..., t - 1 : t - 1 + t * p]
         bias = scores.unflatten(2, (t, p)).transpose(0, 1)  # B x H x T x P
-        bias = bias + hidden if bias.requires_grad else bias.add_(hidden)
-        return F.scaled_dot_product_attention(
-            (query + self.content_bias).transpose(1, 2),
-            key,
-            value,
-            attn_mask=bias,
-            dropout_p=self.dropout if self.training and drop else 0.0,
-        )
+        return bias + hidden if bias.requires_grad else bias.add_(hidden)
 
     def table(self, positions: Tensor) -> Tensor:
         """W^R s(.) of each distance.  P x e -> H x d x P"""

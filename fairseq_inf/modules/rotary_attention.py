@@ -31,6 +31,11 @@ def rotate(x: Tensor, by: Tensor) -> Tensor:
     return torch.cat([one * cos - two * sin, two * cos + one * sin], dim=-1)
 
 
+def _placed(query: Tensor, key: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
+    """The last of `by` are those of the queries."""
+    return rotate(query, by[:, by.size(1) - query.size(2) :]), rotate(key, by)
+
+
 class RotaryAttention(DotProductAttention):
     """Queries and keys are turned by their positions, so that scores depend on distances.  Each
     head of keys and values serves H / `num_key_heads` heads of queries.  No biases."""
@@ -63,9 +68,14 @@ class RotaryAttention(DotProductAttention):
         """positions: `rotations` of the keys, of which the last T are those of the queries, and
         what is added to the scores, broadcastable to B x H x T x P."""
         by, hidden = positions[0][:, first:], positions[1][..., first:]
-        query = rotate(query, by[:, by.size(1) - query.size(2) :])
-        key = rotate(key[:, :, first:], by)
+        query, key = _placed(query, key[:, :, first:], by)
         return super().attend(query, key, value[:, :, first:], hidden, 0, drop)
+
+    def weights(
+        self, query: Tensor, key: Tensor, positions: tuple[Tensor, Tensor], every: int
+    ) -> Tensor:
+        by, hidden = positions
+        return super().weights(*_placed(query, key, by), hidden, every)
 
     def placed(self, keys: Tensor, positions: Tensor) -> Tensor:
         """positions: `rotations` of the columns of a cache, which may be more than the keys."""

@@ -6,7 +6,7 @@ from typing import Any
 from fairseq.modules import LayerNorm
 from torch import Tensor, nn
 
-from fairseq_inf.models.flags import refuse
+from fairseq_inf.models.flags import flag, refuse
 from fairseq_inf.modules import DecoderLayer, GPT2Attention, slot_bias
 
 from .pretrained import PretrainedDecoder, PretrainedHostConfig
@@ -53,11 +53,12 @@ class GPT2Decoder(PretrainedDecoder):
             "adaptive_input",
             "adaptive_softmax_cutoff",
         )
-        if cfg.stm_length:
-            raise ValueError(
-                f"--stm-length must be 0 for GPT-2, got {cfg.stm_length}: its positions begin anew "
-                "with each segment, so that the last one's keys do not fit"
-            )
+        for name in ("stm_length", "sink_tokens"):
+            if getattr(cfg, name):
+                raise ValueError(
+                    f"{flag(name)} must be 0 for GPT-2, got {getattr(cfg, name)}: its positions "
+                    "begin anew with each segment, so that keys of earlier ones do not fit"
+                )
 
     def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, build_memory: Any):
         super().__init__(cfg, dictionary, embed_tokens, build_memory)

@@ -1,5 +1,6 @@
 """Llama (Touvron et al., 2023) as the host of a memory."""
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Optional
@@ -21,14 +22,19 @@ class LlamaHostConfig(PretrainedHostConfig):
     )
     rope_theta: float = setting(10000.0, "base of the rotary positions, for Llama")
     norm_eps: float = setting(1e-5, "what is added in the normalization, for Llama")
+    slot_spacing: float = setting(
+        0.0, "positions from one slot of a memory to the next, back from the short-term memory, "
+        "for Llama; 0: all at the first", before=0.0,
+    )  # fmt: skip
 
 
 class LlamaDecoder(PretrainedDecoder):
-    """Rotary positions that end with the segment: its first token is at S, the short-term memory
-    right before it, and the slots of a memory, older than all, at 0."""
+    """Rotary positions that end with the segment: its first token is at K + S, the short-term
+    memory right before it, and the sinks at 0 .. K - 1.  The slots of a memory are at 0, or go back
+    from there, `slot_spacing` from one to the next."""
 
     Config = LlamaHostConfig
-    memory_fields = ("decoder_attention_heads", "rope_theta", "norm_eps")
+    memory_fields = ("decoder_attention_heads", "rope_theta", "norm_eps", "slot_spacing")
     title = "Llama"
     encoding = "the tokenizer of the model that was imported"
     architectures = {
@@ -64,10 +70,12 @@ class LlamaDecoder(PretrainedDecoder):
         for name in ("rope_theta", "norm_eps"):
             if not getattr(cfg, name) > 0:
                 raise ValueError(f"{flag(name)} must be above 0, got {getattr(cfg, name)}")
+        if not cfg.slot_spacing >= 0:
+            raise ValueError(f"--slot-spacing must be at least 0, got {cfg.slot_spacing}")
 
     def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, build_memory: Any):
         super().__init__(cfg, dictionary, embed_tokens, build_memory)
-        self.theta = cfg.rope_theta
+        self.theta, self.slot_spacing = cfg.rope_theta, cfg.slot_spacing
         self.norm = RMSNorm(self.dim, cfg.norm_eps)
         self.output_projection = nn.Linear(self.dim, len(dictionary), bias=False)
         if cfg.untie_embeddings:
@@ -103,11 +111,16 @@ class LlamaDecoder(PretrainedDecoder):
         return self._rotations(slots, shown, queries), hidden
 
     def cache_positions(self, slots: int, length: int) -> Tensor:
-        return self._rotations(slots, self.stm_length, length)
+        return self._rotations(slots, self.short_term.size, length)
 
     def _rotations(self, slots: int, shown: int, queries: int) -> Tensor:
-        """Of 0 for each slot, then S - shown .. S + queries - 1."""
-        like, stm = self.layers[0].inner.weight, self.stm_length
-        places = torch.arange(stm - shown, stm + queries, device=like.device)
+        """Of the slots, the last of them at 0, then K + S - shown .. K + S + queries - 1."""
+        like, kept = self.layers[0].inner.weight, self.short_term.size
+        places = torch.arange(kept - shown, kept + queries, device=like.device)
+        back = torch.arange(1 - slots, 1, device=like.device) * self.slot_spacing
         width = self.layers[0].attention.head_dim
-        return rotations(F.pad(places, (slots, 0)), width, self.theta, like.dtype)
+        return rotations(torch.cat([back, places]), width, self.theta, like.dtype)
+
+    def slot_positions(self) -> int:
+        most = max((x.memory.num_slots for x in self.layers if x.memory is not None), default=0)
+        return math.ceil(self.slot_spacing * most)

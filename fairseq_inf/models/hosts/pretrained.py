@@ -62,14 +62,21 @@ class PretrainedDecoder(MemoryDecoder):
         return F.linear(self.norm(x), self.output_projection.weight, self.absent)
 
     def check_length(self, length: int) -> None:
-        most, stm = self.num_positions, self.stm_length
-        if stm + length > most:
+        most, stm, sinks = self.num_positions, self.stm_length, self.short_term.sinks
+        slots = self.slot_positions()
+        if slots + sinks + stm + length > most:
             kept = f" after a short-term memory of {stm}" if stm else ""
+            kept += f" after {sinks} sinks" if sinks else ""
+            kept += f" after slots over {slots} positions" if slots else ""
             lower = "--tokens-per-sample or --stm-length" if stm else "--tokens-per-sample"
             raise ValueError(
                 f"a segment of {length} tokens{kept} is longer than the {most} positions of this "
                 f"{self.title}: lower {lower}"
             )
+
+    def slot_positions(self) -> int:
+        """How many positions the slots of a memory are spread over."""
+        return 0
 
     def check_tokens(self, tokens: Tensor) -> None:
         alien = (self.absent[tokens] != 0) & (tokens != self.dictionary.pad())

@@ -103,7 +103,7 @@ class TransformerXLDecoder(MemoryDecoder):
         return self._distances(slots + shown + queries - 1, -1), hidden
 
     def cache_positions(self, slots: int, length: int) -> Tensor:
-        return self._distances(slots + self.stm_length + length - 1, 0)
+        return self._distances(slots + self.short_term.size + length - 1, 0)
 
     def _distances(self, farthest: int, nearest: int) -> Tensor:
         """Encoded distances farthest, farthest - 1 .. nearest."""

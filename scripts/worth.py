@@ -1,0 +1,171 @@
+"""How much of a long context's worth a memory wins back, book by book.
+
+    python scripts/worth.py data-bin/smollm2 --path imported/smollm2-slots/checkpoint.pt \\
+        --tokens 4096 --memory "{}" --memory "{'ltm_pick': 8}"
+
+Each document of the split is a stream of its first --tokens, read in segments of L, and counted
+from token --context on.  In bits a token:
+
+    alone     each segment for itself, without anything of those before it
+    context   each segment with the --context tokens right before it, anew: a long context
+    short     with the short-term memory (and sinks) alone
+    memory    with the long-term memory as well; each --memory is a dict of overrides
+    share     (short - memory) / (short - context)
+
+The first two do not depend on a memory, and are kept in a file (--cache, or beside the checkpoint).
+Floats are what a stream keeps between two segments; times are those of a token, by that of the host
+alone.
+"""
+
+import argparse
+import ast
+import hashlib
+import json
+import logging
+import math
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from fairseq.data import Dictionary, data_utils
+
+from fairseq_inf.hub import from_pretrained
+
+
+def documents(data, split, tokens):
+    """The first tokens of each document, and eos before them.  -> B x tokens + 1"""
+    dictionary = Dictionary.load(str(data / "dict.txt"))
+    lines = data_utils.load_indexed_dataset(str(data / split), dictionary)
+    if lines is None:
+        sys.exit(f"{data} has no split {split}")
+    short = [number for number in range(len(lines)) if len(lines[number]) < tokens]
+    if short:
+        sys.exit(f"document {short[0]} of {split} has fewer than --tokens {tokens}")
+    eos = torch.tensor([dictionary.eos()])
+    return torch.stack([torch.cat([eos, lines[i][:tokens].long()]) for i in range(len(lines))])
+
+
+def bits(x, targets):
+    """x: what the decoder makes of a segment.  -> B x T"""
+    logits = x.float().flatten(0, 1)
+    found = F.cross_entropy(logits, targets.flatten(), reduction="none") / math.log(2)
+    return found.view_as(targets)
+
+
+@torch.inference_mode()
+def streamed(decoder, texts, length, begin):
+    """Segment by segment with all that is kept.  -> B x tokens from `begin` on, seconds a token,
+    floats that a stream keeps"""
+    state, found, seconds = decoder.initial_state(len(texts)), [], 0.0
+    for at in range(0, texts.size(1) - 1, length):
+        part, targets = texts[:, at : at + length], texts[:, at + 1 : at + length + 1]
+        part = part[:, : targets.size(1)]
+        since = time.process_time()
+        x, state, _ = decoder(part, state, project=at + length > begin)
+        if at + length > begin:
+            seconds += time.process_time() - since
+            found.append(bits(x, targets))
+    out = torch.cat(found, dim=1)
+    tensors = state.tensors() if decoder.ltm_enabled else {"recent": torch.cat(state.recent, 1)}
+    kept = sum(x[0].numel() for x in tensors.values() if x.is_floating_point())
+    return out[:, out.size(1) - (texts.size(1) - 1 - begin) :], seconds / out.numel(), kept
+
+
+@torch.inference_mode()
+def with_context(decoder, texts, length, begin, context):
+    """Each segment after the `context` tokens before it, from nothing: in a new short-term memory
+    that holds them all.  -> B x tokens from `begin` on, seconds a token"""
+    found, seconds = [], 0.0
+    for at in range(begin, texts.size(1) - 1, length):
+        state, end = decoder.initial_state(len(texts)), min(at + length, texts.size(1) - 1)
+        if context:
+            _, state, _ = decoder(texts[:, at - context : at], state, project=False)
+        since = time.process_time()
+        x, _, _ = decoder(texts[:, at:end], state)
+        seconds += time.process_time() - since
+        found.append(bits(x, texts[:, at + 1 : end + 1]))
+    out = torch.cat(found, dim=1)
+    return out, seconds / out.numel()
+
+
+def load(path, data, dtype, **settings):
+    hub = from_pretrained(str(path.parent), path.name, str(data.resolve()), **settings)
+    return hub.model.to(dtype).decoder, hub.length
+
+
+class Kept:
+    """What does not depend on the long-term memory, in a file, by what was asked."""
+
+    def __init__(self, file, *asked):
+        self.file, self.asked = file, " ".join(map(str, asked))
+        self.found = json.loads(file.read_text()) if file.is_file() else {}
+
+    def get(self, name, compute):
+        """compute: what gives it if it is not there"""
+        key = f"{self.asked} {name}"
+        if key not in self.found:
+            out, seconds, *floats = compute()
+            self.found[key] = [out.mean(dim=1).tolist(), seconds, *floats]
+            self.file.write_text(json.dumps(self.found, indent=1) + "\n")
+        return self.found[key]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path, help="data-bin of fairseq-inf-prepare")
+    parser.add_argument("--path", type=Path, required=True, help="checkpoint with a memory")
+    parser.add_argument("--split", default="valid")
+    parser.add_argument("--tokens", type=int, default=4096, help="of each document")
+    parser.add_argument("--context", type=int, default=2048, help="what a long context is")
+    parser.add_argument("--memory", action="append", metavar="OVERRIDES", help="a row each")
+    parser.add_argument("--bf16", action="store_true", help="weights and activations in bfloat16")
+    parser.add_argument("--cache", type=Path, help="file of the figures without a memory")
+    args = parser.parse_args()
+    logging.disable(logging.INFO)
+    if not args.path.is_file():
+        parser.error(f"--path {args.path} does not exist")
+    if not 0 < args.context < args.tokens:
+        parser.error(f"--context {args.context} must be below --tokens {args.tokens}")
+    try:
+        rows = [(text, ast.literal_eval(text)) for text in args.memory or ["{}"]]
+    except (ValueError, SyntaxError):
+        parser.error("--memory must be a dict as {'ltm_pick': 8}")
+    dtype = torch.bfloat16 if args.bf16 else torch.float
+    texts = documents(args.data, args.split, args.tokens)
+    print(f"{len(texts)} documents, tokens {args.context} to {args.tokens} of each, bits a token")
+
+    def show(name, found, *more):
+        mean = sum(found) / len(found)
+        print(f"{name:<40} {mean:.4f} ", *(f"{x:.4f}" for x in found), *more, flush=True)
+
+    off = {"stm_length": args.context, "sink_tokens": 0, "ltm_enabled": False}
+    host, length = load(args.path, args.data, dtype, **off)
+    weights = hashlib.blake2b(host.layers[0].inner.weight.detach().float().numpy().tobytes())
+    kept = Kept(
+        args.cache or args.path.with_suffix(".worth.json"),
+        *(args.split, args.tokens, args.context, length, dtype, weights.hexdigest()[:16]),
+    )
+    sizes = (texts, length, args.context)
+    alone, unit = kept.get("alone", lambda: with_context(host, *sizes, 0))
+    context, _ = kept.get("context", lambda: with_context(host, *sizes, args.context))
+    show("alone", alone)
+    show(f"with {args.context} tokens before", context)
+    for text, settings in rows:
+        same = {k: v for k, v in settings.items() if k in ("stm_length", "sink_tokens")}
+        decoder, _ = load(args.path, args.data, dtype, **same, ltm_enabled=False)
+        name = f"short {decoder.stm_length} {decoder.short_term.sinks}"
+        short, seconds, floats = kept.get(name, lambda d=decoder: streamed(d, *sizes))
+        show(name, short, f"{floats:,} floats, time {seconds / unit:.2f}")
+        decoder, _ = load(args.path, args.data, dtype, **settings)
+        out, seconds, floats = streamed(decoder, *sizes)
+        found = out.mean(dim=1).tolist()
+        each = [(a - b) / (a - c) for a, b, c in zip(short, found, context, strict=True)]
+        share = (sum(short) - sum(found)) / (sum(short) - sum(context))
+        shares = f"share {share:.3f} ({' '.join(f'{x:.3f}' for x in each)})"
+        show(f"memory {text}", found, shares, f"{floats:,} floats, time {seconds / unit:.2f}")
+
+
+if __name__ == "__main__":
+    main()
