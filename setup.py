@@ -10,7 +10,7 @@ EXTRAS = {
     # transformers 5 imports torchaudio, which fairseq-fixed brings, and which needs CUDA
     "pretrained": ["transformers>=4.40,<5", "gguf"],
 }
-TESTS = ["pytest", "pytest-xdist", "ruff", "mypy"]
+TESTS = ["pytest", "pytest-xdist", "ruff", "mypy", "selenium"]
 
 setup(
     name="fairseq_inf",
@@ -19,7 +19,7 @@ setup(
     license="MIT",
     python_requires=">=3.10",
     packages=find_packages(include=["fairseq_inf", "fairseq_inf.*"]),
-    package_data={"fairseq_inf": ["py.typed"]},
+    package_data={"fairseq_inf": ["py.typed", "analysis/page.html"]},
     install_requires=[
         "torch>=2.1",
         "numpy",
@@ -32,6 +32,7 @@ setup(
     entry_points={
         "console_scripts": [
             "fairseq-inf-capacity = fairseq_inf.analysis.capacity:main",
+            "fairseq-inf-inspect = fairseq_inf.commands.inspect_memory:main",
             "fairseq-inf-import = fairseq_inf.commands.import_model:main",
             "fairseq-inf-prepare = fairseq_inf.commands.prepare:main",
             "fairseq-inf-read = fairseq_inf.commands.read:main",

@@ -19,7 +19,7 @@ from fairseq_inf.data import LineEncoding, check_words, without_pad
 from fairseq_inf.memory import load_state, save_state
 from fairseq_inf.models.generation import new_reading, read
 from fairseq_inf.models.memory_lm import MemoryLM
-from fairseq_inf.tasks import long_sequence_lm, sorting  # noqa: F401  (registers them)
+from fairseq_inf.tasks import long_sequence_lm, recall, sorting  # noqa: F401  (registers them)
 from fairseq_inf.tasks.checkpoints import check_names, open_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -71,18 +71,18 @@ class MemoryHub(nn.Module):
             raise TypeError(
                 f"a text is a string, a pathlib.Path or an open file, got {_kind(text)}"
             )
-        size, parts = self._parts(text)
+        size, parts = self.parts(text)
         total = unknown = 0
         with tqdm(total=size, unit="B", unit_scale=True, disable=not progress, leave=False) as bar:
             for part, bytes_read in parts:
                 tokens = self.tokens_of(part)
                 total += len(tokens)
-                unknown += self._unknown(tokens)
+                unknown += self.unknown(tokens)
                 before = bar.n
                 each = bytes_read / max(len(tokens), 1)
                 reading = self._read(reading, tokens, report=lambda n, e=each: bar.update(n * e))
                 bar.update(before + bytes_read - bar.n)
-        self._check(total, unknown, "the text" if isinstance(text, str) else _name(text))
+        self.check(total, unknown, "the text" if isinstance(text, str) else _name(text))
         return Memory(reading, self.fingerprint)
 
     def load_memory(self, path: str | Path) -> Memory:
@@ -99,7 +99,7 @@ class MemoryHub(nn.Module):
         """-> {"tokens", "positional_scores": natural logarithm of each one's probability after
         the memory and those before it, "score": their mean}"""
         tokens = self.tokens_of(_string(text))
-        self._check(len(tokens), self._unknown(tokens), "the text")
+        self.check(len(tokens), self.unknown(tokens), "the text")
         _, scores = self._read(self._reading(memory), tokens, score=True)
         return {"tokens": tokens, "positional_scores": scores[0], "score": scores[0].mean()}
 
@@ -125,7 +125,7 @@ class MemoryHub(nn.Module):
         texts = [self.tokens_of(_string(p)) for p in prompts]
         for number, text in enumerate(texts):
             if len(text) or memory is None:
-                self._check(len(text), self._unknown(text), f"prompt {number}")
+                self.check(len(text), self.unknown(text), f"prompt {number}")
         lengths = torch.tensor([len(text) for text in texts], device=self.device)
         tokens = torch.full((len(texts), int(lengths.max())), self.dictionary.pad())
         for row, text in enumerate(texts):
@@ -176,7 +176,7 @@ class MemoryHub(nn.Module):
             line = line if step is None else step.decode(line)
         return line
 
-    def _parts(self, text: str | Path | IO[str]) -> tuple[int | None, Iterator[tuple[str, int]]]:
+    def parts(self, text: str | Path | IO[str]) -> tuple[int | None, Iterator[tuple[str, int]]]:
         """-> size in bytes or None, and an iterator of (part of the text, its bytes)"""
         if isinstance(text, str):
             if "\n" not in text and os.path.isfile(text):
@@ -218,10 +218,10 @@ class MemoryHub(nn.Module):
         if part:
             yield part, len(part.encode())
 
-    def _unknown(self, tokens: Tensor) -> int:
+    def unknown(self, tokens: Tensor) -> int:
         return int((tokens == self.dictionary.unk()).sum())
 
-    def _check(self, total: int, unknown: int, name: str) -> None:
+    def check(self, total: int, unknown: int, name: str) -> None:
         check_words(total, unknown, name, "use the data that the model was trained on")
 
     def _new_reading(self) -> Any:

@@ -19,10 +19,12 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from runs import (
     MODELS,
+    add_rows,
     checkpoint_settings,
     evaluate,
-    find_configs,
+    find_rows,
     once,
+    shown,
     side_by_side,
     spread,
     threads_each,
@@ -47,15 +49,15 @@ PAPER = {
 }
 
 
-def train(args, config, seed):
+def train(args, row, seed):
     """One run, or what an earlier one has left.  -> its results"""
-    folder = Path(args.out).resolve() / config.stem / f"seed{seed}"
+    folder = row.folder(args.out, seed)
     asked = {
         "--data": args.data,
         "--split": args.split,
         "--eval-rows": args.eval_rows,
-        "overrides": args.overrides,
-        "config": config.read_text(),
+        "overrides": row.overrides,
+        "config": row.config.read_text(),
     }
 
     if args.context_window:
@@ -63,7 +65,7 @@ def train(args, config, seed):
 
     def work():
         seconds = train_config(
-            config, args.data, seed, folder, args.overrides, args.threads, args.cpu
+            row.config, args.data, seed, folder, row.overrides, args.threads, args.cpu
         )
         checkpoint = folder / "checkpoint_last.pt"
 
@@ -73,7 +75,7 @@ def train(args, config, seed):
                 args.cpu, **how,
             )  # fmt: skip
 
-        result = {"config": config.stem, "seed": seed, "seconds": seconds}
+        result = {"config": row.name, "seed": seed, "seconds": seconds}
         result["on"] = measure("test.log")
         settings = checkpoint_settings(checkpoint)
         if settings["has_memory"]:
@@ -85,9 +87,9 @@ def train(args, config, seed):
     return once(folder, asked, work)
 
 
-def table(results, configs):
+def table(results, rows):
     """Markdown: mean and standard deviation over the seeds, each of them, and what it took."""
-    data, paper = PAPER.get(configs[0].parent.parent.parent.name, ("", {}))
+    data, paper = PAPER.get(rows[0].config.parent.parent.parent.name, ("", {}))
     words = all("word_ppl" in r["on"] for r in results)
     head = ["model", "perplexity", "by seed", *["per word"] * words, "memory off", "minutes"]
     head += [f"paper, {data}"] * bool(paper)
@@ -101,23 +103,22 @@ def table(results, configs):
         cells += [f"{statistics.mean(r['seconds'] for r in own) / 60:.1f}"]
         lines.append(cells + [paper.get(stem, "–")] * bool(paper))
 
-    for stem in (config.stem for config in configs):
-        own = sorted((r for r in results if r["config"] == stem), key=lambda r: r["seed"])
+    for name in (row.name for row in rows):
+        own = sorted((r for r in results if r["config"] == name), key=lambda r: r["seed"])
         if not own:
             continue
         off = [r["off"] for r in own if "off" in r]
-        line(stem.replace("_", " "), own, [r["on"] for r in own], off, stem)
+        line(shown(name), own, [r["on"] for r in own], off, name)
         if "sliding" in own[0]:
-            name = f"{stem.replace('_', ' ')}, sliding window"
-            line(name, own, [r["sliding"] for r in own], [], None)
+            line(f"{shown(name)}, sliding window", own, [r["sliding"] for r in own], [], None)
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def paired(results, configs):
+def paired(results, rows):
     """Each model against the first one, seed by seed: data and order are the same."""
     ppl = {(r["config"], r["seed"]): r["on"]["ppl"] for r in results}
-    base = configs[0].stem
-    for name in (config.stem for config in configs[1:]):
+    base = rows[0].name
+    for name in (row.name for row in rows[1:]):
         seeds = [s for n, s in sorted(ppl) if n == name and (base, s) in ppl]
         if seeds:
             gains = [100 * (ppl[name, s] / ppl[base, s] - 1) for s in seeds]
@@ -126,40 +127,32 @@ def paired(results, configs):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "configs",
-        nargs="+",
-        help="folders of hydra configs or single .yaml files, and hydra overrides, a=b, for all",
-    )
+    add_rows(parser)
     parser.add_argument("--data", required=True, help="data-bin with train, valid and test")
     parser.add_argument("--out", default="compare", help="folder for checkpoints and results")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
     parser.add_argument("--split", default="test", help="split to evaluate on")
     parser.add_argument("--eval-rows", type=int, default=4, help="streams of the evaluation")
     parser.add_argument(
         "--context-window", type=int, default=0, help="overlap of the windows, see above"
     )
-    parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_intermixed_args()
-    configs = find_configs(parser, args)
+    rows = find_rows(parser, args)
     if args.eval_rows < 1:
         parser.error(f"--eval-rows must be at least 1, got {args.eval_rows}")
-    for config in configs if args.context_window else ():  # known before hours of training
-        settings = OmegaConf.merge(OmegaConf.load(config), OmegaConf.from_dotlist(args.overrides))
-        length = OmegaConf.select(settings, "task.tokens_per_sample")
+    for row in rows if args.context_window else ():  # known before hours of training
+        length = OmegaConf.select(row.settings(), "task.tokens_per_sample")
         if length is not None and not 0 < args.context_window < length:
             parser.error(
                 f"--context-window {args.context_window} must be from 1 to {length - 1}: windows "
-                f"of {config.name} have task.tokens_per_sample={length} tokens"
+                f"of {row.config.name} have task.tokens_per_sample={length} tokens"
             )
     args.threads = threads_each(args.jobs)
     results = side_by_side(
         args.jobs,
-        [partial(train, args, config, seed) for seed in args.seeds for config in configs],
+        [partial(train, args, row, seed) for seed in args.seeds for row in rows],
         lambda result: f"{result['config']} seed {result['seed']}: {result['on']['ppl']:.2f}",
     )
-    text = "\n".join([table(results, configs), "", *paired(results, configs)])
+    text = "\n".join([table(results, rows), "", *paired(results, rows)])
     (Path(args.out) / "table.md").write_text(text + "\n")
     print(f"\n{text}")
 

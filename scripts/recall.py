@@ -4,8 +4,8 @@
 
 The first argument is a folder of hydra configs, or single ones.  Each is trained over the seeds,
 --jobs trainings at a time, and its last checkpoint reads the test split, with its long-term memory
-and without; a PNG, the numbers as CSV
-and a table are left in --out.  A run that was broken off goes on where it stopped, and a finished
+and without; a PNG, the numbers as CSV and a table are left in --out.  --also adds a row of one of
+the configs with other settings.  A run that was broken off goes on where it stopped, and a finished
 one is not run again, so that the figure can be drawn anew in seconds.
 """
 
@@ -20,13 +20,15 @@ from pathlib import Path
 import numpy as np
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary, data_utils
-from omegaconf import OmegaConf
+from matplotlib.colors import to_rgb
 from runs import (
     ROOT,
+    add_rows,
     checkpoint_settings,
-    find_configs,
+    find_rows,
     once,
     run,
+    shown,
     side_by_side,
     spread,
     threads_each,
@@ -42,16 +44,16 @@ from fairseq_inf.data.recall import SUMMARY, bin_edges, distances_back, find_key
 OFF = ", memory off"
 
 
-def work(args, config, seed):
-    """Train and test one config, or what an earlier call has left.  -> its results"""
-    folder = Path(args.out).resolve() / config.stem / f"seed{seed}"
-    asked = {"--data": args.data, "overrides": args.overrides, "config": config.read_text()}
+def work(args, row, seed):
+    """Train and test one row, or what an earlier call has left.  -> its results"""
+    folder = row.folder(args.out, seed)
+    asked = {"--data": args.data, "overrides": row.overrides, "config": row.config.read_text()}
 
     def measure():
-        seconds = train(config, args.data, seed, folder, args.overrides, args.threads, args.cpu)
+        seconds = train(row.config, args.data, seed, folder, row.overrides, args.threads, args.cpu)
         checkpoint = folder / "checkpoint_last.pt"
         accuracy, recall = test(args, checkpoint, folder / "test.log")
-        result = {"config": config.stem, "seed": seed, "seconds": seconds, "accuracy": accuracy}
+        result = {"config": row.name, "seed": seed, "seconds": seconds, "accuracy": accuracy}
         result.update(floats=state_size(checkpoint, args.data), recall=recall)
         if checkpoint_settings(checkpoint)["has_memory"]:
             _, result["off"] = test(args, checkpoint, folder / "test-off.log", off=True)
@@ -87,13 +89,10 @@ def state_size(checkpoint, data):
     return sum(x.numel() for x in tensors if x.is_floating_point())
 
 
-def windows(args, configs):
-    """The segments and short-term memories of the configs.  -> sorted (L, S)"""
-    found = set()
-    for config in configs:
-        settings = OmegaConf.merge(OmegaConf.load(config), OmegaConf.from_dotlist(args.overrides))
-        found.add((settings.task.tokens_per_sample, settings.model.stm_length))
-    return sorted(found)
+def windows(rows):
+    """The segments and short-term memories of the rows.  -> sorted (L, S)"""
+    settings = [row.settings() for row in rows]
+    return sorted({(own.task.tokens_per_sample, own.model.stm_length) for own in settings})
 
 
 def references(args, sizes):
@@ -140,18 +139,32 @@ def by_distance(results):
     return found
 
 
+def shades(rows):
+    """-> a color of each row by its name: those of one config are shades of one color"""
+    families = {}
+    for row in rows:
+        families.setdefault(row.split(",")[0], []).append(row)
+    colors = {}
+    for number, own in enumerate(families.values()):
+        base = np.array(to_rgb(f"C{number}"))
+        for i, row in enumerate(own):
+            light = 0.6 * (1 - (i + 1) / len(own))
+            colors[row] = tuple(base * (1 - light) + light)
+    return colors
+
+
 def draw(path, found, marks, names):
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(6, 4.8))
     place = {edge: i for i, edge in enumerate(names)}
-    colors = {}
+    colors = shades([config for config in found if not config.endswith(OFF)])
     for config, values in found.items():
-        color = colors.setdefault(config.removesuffix(OFF), f"C{len(colors)}")
-        how = {"ls": "--", "lw": 1} if config.endswith(OFF) else {"marker": "o"}
+        color = colors[config.removesuffix(OFF)]
+        how = {"ls": "--", "lw": 1} if config.endswith(OFF) else {"marker": "o", "ms": 4}
         at = [place[edge] for edge in values]
         mean = np.array([statistics.mean(each) for each in values.values()])
         off = np.array([statistics.pstdev(each) for each in values.values()])
-        axes.plot(at, mean, color=color, label=config.replace("_", " "), **how)
+        axes.plot(at, mean, color=color, label=shown(config), **how)
         axes.fill_between(at, mean - off, mean + off, color=color, alpha=0.2, lw=0)
     for number, (config, values) in enumerate(marks.items()):
         at, own = [place[edge] for edge in values], [each[0] for each in values.values()]
@@ -165,11 +178,11 @@ def draw(path, found, marks, names):
     save(plt, figure, path)
 
 
-def report(args, results, configs):
+def report(args, results, rows):
     """Write CSV, PNG and table.md.  -> the table"""
-    order = [config.stem for config in configs]
+    order = [row.name for row in rows]
     results.sort(key=lambda r: (order.index(r["config"]), r["seed"]))
-    sizes = windows(args, configs)
+    sizes = windows(rows)
     marks = references(args, sizes)
     found = by_distance(results)
     lines = {mark["config"]: {} for mark in marks}
@@ -177,7 +190,7 @@ def report(args, results, configs):
         lines[mark["config"]][mark["distance"]] = [mark["accuracy"]]
     edges = {edge for values in [*found.values(), *lines.values()] for edge in values}
     names = bin_names(edges, sizes[0][0])
-    rows = [
+    lists = [
         {**result, "distance": edge, "accuracy": value, "memory": memory}
         for result in results
         for memory, own in (("on", "recall"), ("off", "off"))
@@ -185,20 +198,20 @@ def report(args, results, configs):
     ]
     columns = "config memory seed distance accuracy floats seconds".split()
     out = Path(args.out)
-    write_csv(out / "recall.csv", columns, rows + marks)
+    write_csv(out / "recall.csv", columns, lists + marks)
     draw(out / "recall.png", found, lines, names)
     cells = []
     for config, values in found.items():
         own = [r for r in results if r["config"] == config]
-        shown = [spread(values[edge]) if edge in values else "" for edge in names]
+        means = [spread(values[edge]) if edge in values else "" for edge in names]
         cost = ["", ""]
         if own:
             minutes = f"{statistics.mean(r['seconds'] for r in own) / 60:.1f}"
             cost = [f"{own[0]['floats']:,}", minutes]
-        cells.append([config.replace("_", " "), *shown, *cost])
+        cells.append([shown(config), *means, *cost])
     for config, values in lines.items():
-        shown = [f"{values[edge][0]:.2f}" if edge in values else "" for edge in names]
-        cells.append([config, *shown, "", ""])
+        known = [f"{values[edge][0]:.2f}" if edge in values else "" for edge in names]
+        cells.append([config, *known, "", ""])
     head = ["recalled, %", *(names[edge] for edge in names), "floats", "minutes"]
     text = table(head, cells)
     (out / "table.md").write_text(text + "\n")
@@ -207,20 +220,13 @@ def report(args, results, configs):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "configs",
-        nargs="+",
-        help="folders of hydra configs or single .yaml files, and hydra overrides, a=b, for all",
-    )
+    add_rows(parser)
     parser.add_argument("--data", required=True, help="what fairseq_inf.data.recall has made")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
     parser.add_argument(
         "--out", default="recall", help="folder for checkpoints, results and figure"
     )
-    parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_intermixed_args()
-    configs = find_configs(parser, args)
+    rows = find_rows(parser, args)
     if not (Path(args.data) / SUMMARY).is_file():
         parser.error(
             f"--data {args.data} has no {SUMMARY}: make it with python -m fairseq_inf.data.recall"
@@ -228,10 +234,10 @@ def main():
     args.threads = threads_each(args.jobs)
     results = side_by_side(
         args.jobs,
-        [partial(work, args, config, seed) for seed in args.seeds for config in configs],
+        [partial(work, args, row, seed) for seed in args.seeds for row in rows],
         lambda r: f"{r['config']} seed {r['seed']}: {r['accuracy']:.2f} %",
     )
-    print(f"\n{report(args, results, configs)}\n\nfigure: {Path(args.out) / 'recall.png'}")
+    print(f"\n{report(args, results, rows)}\n\nfigure: {Path(args.out) / 'recall.png'}")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,11 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fairseq.models import ARCH_MODEL_REGISTRY
+from omegaconf import OmegaConf
 
 import fairseq_inf.models  # noqa: F401  (registers them)
 
@@ -25,10 +27,57 @@ MODELS = (
 ROWS = ("gpt2", *MODELS)
 
 
-def find_configs(parser, args):
-    """Take args.configs apart, folders of hydra configs, single ones and overrides, and see that
-    data and runs fit.  -> paths of the configs, in the order of the tables"""
-    args.overrides = [word for word in args.configs if "=" in word]
+@dataclass
+class Row:
+    """A config with its overrides, by the name that it has in table and figure."""
+
+    config: Path
+    overrides: list[str]
+    own: list[str] = field(default_factory=list)  # those of them that no other row has
+
+    @property
+    def name(self):
+        return ", ".join([self.config.stem, *(word.split(".")[-1] for word in self.own)])
+
+    def folder(self, out, seed):
+        return Path(out).resolve() / self.name.replace(", ", "-") / f"seed{seed}"
+
+    def settings(self):
+        """The config as it is trained."""
+        changes = OmegaConf.from_dotlist([word.lstrip("+") for word in self.overrides])
+        return OmegaConf.merge(OmegaConf.load(self.config), changes)
+
+
+def shown(name):
+    """A row's name as people read it: only its settings keep their underscores."""
+    stem, comma, own = name.partition(",")
+    return stem.replace("_", " ") + comma + own
+
+
+def add_rows(parser):
+    """The arguments that say what is trained: `find_rows` reads them."""
+    parser.add_argument(
+        "configs",
+        nargs="+",
+        help="folders of hydra configs or single .yaml files, and hydra overrides, a=b, for all",
+    )
+    parser.add_argument(
+        "--also",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar=("CONFIG", "a=b"),
+        help="one more row: the name of one of the configs, and overrides for it alone",
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
+    parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
+
+
+def find_rows(parser, args):
+    """Take args.configs and args.also apart, and see that data and runs fit.
+    -> rows, in the order of the tables"""
+    overrides = [word for word in args.configs if "=" in word]
     args.data = str(Path(args.data).resolve())
     paths = [Path(word).resolve() for word in args.configs if "=" not in word]
     configs = [c for p in paths for c in (sorted(p.glob("*.yaml")) if p.is_dir() else [p])]
@@ -39,12 +88,20 @@ def find_configs(parser, args):
         parser.error(
             f"--data {args.data} has no dict.txt: name a folder that fairseq-preprocess wrote"
         )
-    stems = [config.stem for config in configs]
-    if len(set(stems)) < len(stems) or len(set(args.seeds)) < len(args.seeds):
-        parser.error("configs of the same name, or a seed twice, would share a folder")
+    rows, named = [Row(config, overrides) for config in configs], {c.stem: c for c in configs}
+    for name, *own in args.also:
+        if name not in named or not own or not all("=" in word for word in own):
+            parser.error(
+                f"--also {name} {' '.join(own)} must be one of {', '.join(named)} and what is "
+                "changed, a=b"
+            )
+        rows.append(Row(named[name], overrides + own, own))
+    rows.sort(key=lambda row: configs.index(row.config))
+    if len({row.name for row in rows}) < len(rows) or len(set(args.seeds)) < len(args.seeds):
+        parser.error("rows of the same name, or a seed twice, would share a folder")
     if args.jobs < 1:
         parser.error(f"--jobs must be at least 1, got {args.jobs}")
-    return configs
+    return rows
 
 
 def tool(name):

@@ -1,6 +1,6 @@
 """Run the sorting experiment and draw its figures.
 
-    python scripts/sorting.py lengths --cpu --jobs 2    # accuracy against length, four models
+    python scripts/sorting.py lengths --cpu --jobs 2    # accuracy against length, all memories
     python scripts/sorting.py basis --cpu --jobs 2      # accuracy and regression error against N
 
 Each makes its data, trains the configs of examples/sorting/config/SCALE over the seeds, --jobs
@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from fairseq import checkpoint_utils
-from runs import MODELS, ROOT, once, run, side_by_side, spread, threads_each, tool, train
+from runs import ROOT, once, run, side_by_side, spread, threads_each, tool, train
 
 import fairseq_inf.models
 import fairseq_inf.tasks.sorting  # noqa: F401  (registers it)
@@ -32,7 +32,7 @@ from fairseq_inf.data.sorting import SUMMARY, chance_accuracy, draw, oracle_accu
 
 CONFIGS = ROOT / "examples" / "sorting" / "config"
 VOCABULARY = 20
-# lengths, about 4, 8 and 16 segments; compression rates for them: the highest that
+# lengths, about 4, 8, 16 and, in small, 32 segments; compression rates for them: the highest that
 # the paper tried, but 6 for 12 in small; sizes of train, valid and test; N of the second figure
 SCALES = {
     "paper": {
@@ -44,19 +44,31 @@ SCALES = {
     },
     "small": {
         "segment": 64,
-        "lengths": (256, 512, 1024),
-        "rates": (2, 6, 6),
+        "lengths": (256, 512, 1024, 2048),
+        "rates": (2, 6, 6, 6),
         "sizes": (20000, 400, 800),
         "basis": (16, 32, 64, 128, 256),
     },
 }
-WIDTHS = ("0.01,0.05", "auto")
+# of the second figure: config, widths of the basis functions
+MEMORIES = {
+    "widths 0.01,0.05": ("infinite_former", "0.01,0.05"),
+    "widths auto": ("infinite_former", "auto"),
+    "uniform and Gibbs": ("infinite_former_gibbs", "auto"),
+}
 NAMES = {
     "transformer_xl": "Transformer-XL",
     "compressive_transformer": "compressive",
     "infinite_former": "∞-former",
     "infinite_former_sticky": "∞-former, sticky",
+    "infini_attention": "Infini-attention",
+    "infinite_former_gibbs": "∞-former, uniform and Gibbs",
 }
+
+
+def models(args):
+    """-> the names of this scale's configs, in the order of table and figure"""
+    return [name for name in NAMES if (CONFIGS / args.scale / f"{name}.yaml").is_file()]
 
 
 def data_bin(args, length):
@@ -103,7 +115,7 @@ def work(args, model, length, seed, name, overrides):
         names = ("accuracy", "exact_match", "kendall_tau", "nll_loss")
         result = {"model": model, "length": length, "seed": seed, "seconds": seconds}
         result.update({name: float(measured[f"test_{name}"]) for name in names})
-        if model == "infinite_former":
+        if model in {config for config, _ in MEMORIES.values()}:
             result["regression_error"] = test_regression(checkpoint, data)
         return result
 
@@ -156,14 +168,14 @@ def columns_of(results, *names):
 
 
 def lengths(args):
-    """Accuracy of the four models against the length of the sequence."""
+    """Accuracy of all models against the length of the sequence."""
     scale = SCALES[args.scale]
     for length in scale["lengths"]:
         prepare(args, length)
     calls = []
     for seed in args.seeds:
         for length, rate in zip(scale["lengths"], scale["rates"], strict=True):
-            for model in MODELS:
+            for model in models(args):
                 overrides = []
                 if model == "compressive_transformer":
                     overrides.append(f"model.compression_rate={rate}")
@@ -176,7 +188,7 @@ def lengths(args):
         calls,
         lambda r: f"{r['model']}, length {r['length']}, seed {r['seed']}: {r['accuracy']:.2f} %",
     )
-    results.sort(key=lambda r: (MODELS.index(r["model"]), r["length"], r["seed"]))
+    results.sort(key=lambda r: ([*NAMES].index(r["model"]), r["length"], r["seed"]))
     marks = references(args, scale["lengths"])
     names = "model length seed accuracy exact_match kendall_tau nll_loss seconds".split()
     png = write(args, "lengths", names, results + marks)
@@ -188,7 +200,7 @@ def lengths_table(results, marks, lengths):
     found = columns_of(results, "model", "length")
     head = ["accuracy, %", *(f"length {n:,}" for n in lengths), "from first to last"]
     lines = []
-    for model in MODELS:
+    for model in [name for name in NAMES if (name, lengths[0]) in found]:
         cells = [spread([r["accuracy"] for r in found[model, n]]) for n in lengths]
         means = [statistics.mean(r["accuracy"] for r in found[model, n]) for n in lengths]
         lines.append([NAMES[model], *cells, f"{means[-1] - means[0]:+.2f}"])
@@ -205,7 +217,8 @@ def lengths_table(results, marks, lengths):
                 for n in lengths
             ),
         ]
-        for model in MODELS
+        for model in NAMES
+        if (model, lengths[0]) in found
     ]
     return text + "\n\n" + table(head, lines)
 
@@ -215,7 +228,7 @@ def draw_lengths(path, results, marks, lengths):
     figure, axes = plt.subplots(figsize=(6, 4.8))
     found = columns_of(results, "model", "length")
     places = range(len(lengths))
-    for number, model in enumerate(MODELS):
+    for number, model in enumerate(name for name in NAMES if (name, lengths[0]) in found):
         means = [statistics.mean(r["accuracy"] for r in found[model, n]) for n in lengths]
         axes.plot(places, means, color=f"C{number}", marker="o", label=NAMES[model])
         for place, length in zip(places, lengths, strict=True):
@@ -237,60 +250,62 @@ def basis(args):
     scale = SCALES[args.scale]
     length = scale["lengths"][1]
     prepare(args, length)
+    memories = {name: how for name, how in MEMORIES.items() if how[0] in models(args)}
     calls = []
     for seed in args.seeds:
-        for widths in WIDTHS:
+        for memory, (config, widths) in memories.items():
             for n in scale["basis"]:
-                name = f"infinite_former-{length}"
-                overrides = []
-                if (n, widths) != (scale["segment"], WIDTHS[0]):  # else it is the first figure's
+                name, overrides = f"{config}-{length}", []
+                if n != scale["segment"] or memory == "widths auto":  # else of the first figure
                     name += f"-N{n}-{widths}"
                     overrides = [f"model.ltm_basis={n}", f"model.ltm_widths='{widths}'"]
-                calls.append(partial(basis_run, args, length, seed, name, overrides, n, widths))
+                calls.append(
+                    partial(basis_run, args, config, length, seed, name, overrides, n, memory)
+                )
     results = side_by_side(
         args.jobs,
         calls,
         lambda r: (
-            f"N = {r['basis']}, widths {r['widths']}, seed {r['seed']}: "
+            f"N = {r['basis']}, {r['memory']}, seed {r['seed']}: "
             f"{r['accuracy']:.2f} %, regression error {r['regression_error']:.3f}"
         ),
     )
-    results.sort(key=lambda r: (WIDTHS.index(r["widths"]), r["basis"], r["seed"]))
-    names = "widths basis length seed accuracy regression_error exact_match kendall_tau seconds"
+    results.sort(key=lambda r: ([*memories].index(r["memory"]), r["basis"], r["seed"]))
+    names = "memory basis length seed accuracy regression_error exact_match kendall_tau seconds"
     png = write(args, "basis", names.split(), results)
     draw_basis(png, results, scale["basis"], length)
     print(f"\n{basis_table(results, scale['basis'])}\n\nfigure: {png}")
 
 
-def basis_run(args, length, seed, name, overrides, n, widths):
-    result = work(args, "infinite_former", length, seed, name, overrides)
-    return {**result, "basis": n, "widths": widths}
+def basis_run(args, config, length, seed, name, overrides, n, memory):
+    result = work(args, config, length, seed, name, overrides)
+    return {**result, "basis": n, "memory": memory}
 
 
 def basis_table(results, sizes):
-    found = columns_of(results, "widths", "basis")
-    head = ["widths", "", *(f"N = {n}" for n in sizes)]
+    found = columns_of(results, "memory", "basis")
+    head = ["", "", *(f"N = {n}" for n in sizes)]
     lines = []
-    for widths in WIDTHS:
+    for (memory,) in columns_of(results, "memory"):
         for name, label in (("accuracy", "accuracy, %"), ("regression_error", "regression error")):
-            cells = [spread([r[name] for r in found[widths, n]]) for n in sizes]
-            lines.append([f"`{widths}`", label, *cells])
+            cells = [spread([r[name] for r in found[memory, n]]) for n in sizes]
+            lines.append([memory, label, *cells])
     return table(head, lines)
 
 
 def draw_basis(path, results, sizes, length):
     plt = pyplot()
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.8))
-    found = columns_of(results, "widths", "basis")
+    found = columns_of(results, "memory", "basis")
     for axes, name, label in (
         (panels[0], "accuracy", "accuracy, %"),
         (panels[1], "regression_error", "relative regression error"),
     ):
-        for number, widths in enumerate(WIDTHS):
-            means = [statistics.mean(r[name] for r in found[widths, n]) for n in sizes]
-            axes.plot(sizes, means, color=f"C{number}", marker="o", label=f"widths {widths}")
+        for number, (memory,) in enumerate(columns_of(results, "memory")):
+            means = [statistics.mean(r[name] for r in found[memory, n]) for n in sizes]
+            axes.plot(sizes, means, color=f"C{number}", marker="o", label=memory)
             for n in sizes:
-                each = [r[name] for r in found[widths, n]]
+                each = [r[name] for r in found[memory, n]]
                 axes.plot([n] * len(each), each, "_", color=f"C{number}", markersize=10)
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [str(n) for n in sizes])
@@ -307,7 +322,7 @@ def main():
     parser.add_argument("figure", choices=["lengths", "basis"])
     parser.add_argument("overrides", nargs="*", help="hydra overrides, a=b, for all trainings")
     parser.add_argument("--scale", choices=SCALES, default="small")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
     parser.add_argument("--data", default="data-bin", help="folder for the data")
     parser.add_argument(

@@ -22,7 +22,9 @@ def fit(x, positions, centers, widths, ridge, weights=None):
 
 
 def gate(x, conv):
-    """sigmoid(CNN(X)) * X for one row.  T x e -> T x e"""
+    """sigmoid(CNN(X)) * X for one row, or X without a gate.  T x e -> T x e"""
+    if conv is None:
+        return x
     return torch.sigmoid(conv(x.T[None])[0].T) * x
 
 
@@ -128,7 +130,7 @@ def read_gibbs(memory, query, coefficients, held):
         own = slice(head * d, (head + 1) * d)
         for i in range(t):
             p = torch.softmax(keys[:, own] @ query[head, i] / math.sqrt(d), dim=0)
-            z.append(memory.strength[head, 0, 0] * (p @ values[:, own]))
+            z.append(p @ values[:, own])
             masses.append(p)
     z = torch.stack(z).view(h, t, d).transpose(0, 1).reshape(t, h * d)
     return z @ memory.output.weight.T, torch.stack(masses).view(h, t, -1)

@@ -39,6 +39,11 @@ def test_training_logs_the_loss_its_parts_and_the_memory(trained):
     }
     written = b"".join(p.read_bytes() for p in (save_dir / "tb").rglob("events*"))
     assert all(name.encode() in written for name in names)
+    by_layer = [
+        f"{name}/layer{i}" for i in (0, 1) for name in ("attention", "space", "kl", "ltm_sigma")
+    ]
+    memory = b"".join(p.read_bytes() for p in (save_dir / "tb/memory").rglob("events*"))
+    assert all(name.encode() in memory for name in by_layer)
 
 
 @pytest.mark.parametrize("length,rows", [(12, 1), (7, 5), (64, 8)])

@@ -422,7 +422,7 @@ def test_a_file_in_parts_has_the_tokens_of_the_whole(kind, hub, real_data, tmp_p
     monkeypatch.setattr(hub, "encoding", encoding)
     for size in (7, 100, 1000):
         monkeypatch.setattr("fairseq_inf.hub.CHUNK", size)
-        total, parts = hub._parts(tmp_path / "book.txt")
+        total, parts = hub.parts(tmp_path / "book.txt")
         texts, sizes = zip(*parts, strict=True)
         assert "".join(texts) == book and sum(sizes) == total == len(book.encode())
         assert len(texts) > 5

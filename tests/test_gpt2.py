@@ -158,8 +158,8 @@ def test_reads_of_a_new_memory_begin_at_the_newest_part_and_widen_by_layer():
     state = decoder.initial_state(3)
     for part in text(3, 40).split(10, dim=1):
         _, state, extra = decoder(part, state)
-    mus = torch.stack([density.mu.mean() for density in extra["seen"]])
-    sigmas = torch.stack([density.var.sqrt().mean() for density in extra["seen"]])
+    mus = torch.stack([layer.seen.mu.mean() for layer in extra["layers"]])
+    sigmas = torch.stack([layer.seen.var.sqrt().mean() for layer in extra["layers"]])
     assert torch.allclose(sigmas, torch.tensor([0.05, 0.2, 0.8]), rtol=0.1)
     assert torch.allclose(mus, torch.tensor([0.95, 0.8, 0.5]), atol=0.05)
 

@@ -148,6 +148,14 @@ def test_a_disabled_memory_equals_a_model_without_one(memory, host):
 
 
 @every_memory
+def test_with_a_seed_the_host_has_the_same_weights_whatever_its_memory(memory, host):
+    own = make_model(memory, sharp=False, host=host).state_dict()
+    alone = make_model("transformer_xl", sharp=False, host=host).state_dict()
+    for name, x in alone.items():
+        assert torch.equal(x, own[name]), name
+
+
+@every_memory
 def test_a_silent_memory_adds_exactly_nothing_and_yet_learns(memory, host):
     model = make_model(memory, host=host)
     model.decoder.start_silent()

@@ -35,7 +35,9 @@ def test_the_wheel_holds_the_whole_package_and_its_version(wheel):
         [metadata] = (name for name in names if name.endswith(".dist-info/METADATA"))
         found = message_from_string(files.read(metadata).decode())
     modules = {str(path.relative_to(ROOT)) for path in ROOT.glob("fairseq_inf/**/*.py")}
-    assert modules | {"fairseq_inf/py.typed"} == {n for n in names if ".dist-info/" not in n}
+    assert modules | {"fairseq_inf/py.typed", "fairseq_inf/analysis/page.html"} == {
+        n for n in names if ".dist-info/" not in n
+    }
     assert found["Version"] == fairseq_inf.__version__
     needed = " ".join(x for x in found.get_all("Requires-Dist") if "extra" not in x)
     for optional in ("matplotlib", "sacrebleu", "tensorboardX", "transformers"):
@@ -49,6 +51,7 @@ def test_its_commands_run_in_any_folder(wheel, tmp_path):
     commands = sorted(path for path in (place / "bin").iterdir() if path.is_file())
     assert {path.name for path in commands} >= {
         "fairseq-inf-import",
+        "fairseq-inf-inspect",
         "fairseq-inf-prepare",
         "fairseq-inf-read",
     }

@@ -411,50 +411,70 @@ def experiment(monkeypatch, tmp_path, data):
 @pytest.mark.slow
 def test_one_run_is_trained_tested_and_not_run_again(experiment):
     module, args = experiment
-    config = CONFIGS / "transformer_xl.yaml"
-    result = module.work(args, config, 1)
+    Row = importlib.import_module("runs").Row
+    row = Row(CONFIGS / "transformer_xl.yaml", args.overrides, [])
+    result = module.work(args, row, 1)
     assert {edge for edge, _ in result["recall"]} <= {8, 16, 32, 64}
     assert all(0 <= value <= 100 for _, value in result["recall"])
     assert result["floats"] == 2 * 8 * 16  # layers, vectors, width
     before = (args.out / "transformer_xl" / "seed1" / "train.log").read_text()
-    assert module.work(args, config, 1) == result
+    assert module.work(args, row, 1) == result
     (args.out / "transformer_xl" / "seed1" / "result.json").unlink()
-    assert module.work(args, config, 1) == result
+    assert module.work(args, row, 1) == result
     assert (args.out / "transformer_xl" / "seed1" / "train.log").read_text() == before
-    args.overrides = args.overrides[:-1]
+    row.overrides = args.overrides[:-1]
     with pytest.raises(SystemExit, match="has another overrides: choose another --out"):
-        module.work(args, config, 1)
+        module.work(args, row, 1)
 
 
 def test_the_figure_shows_every_config_with_chance_and_window(experiment):
     """The runs themselves are the test above: here each is its own made-up result."""
     module, args = experiment
     configs = [CONFIGS / "transformer_xl.yaml", CONFIGS / "infinite_former.yaml"]
+    Row = importlib.import_module("runs").Row
+    rows = [Row(config, args.overrides, []) for config in configs]
+    wider = ["model.stm_length=16"]
+    rows.append(Row(configs[0], args.overrides + wider, wider))
     results = [
         {
-            "config": config.stem, "seed": seed, "seconds": 60, "accuracy": 40.0, "floats": 1234,
-            "recall": [[8, 50.0 + seed], [16, 30.0], [32, 20.0 + len(config.stem)]],
+            "config": row.name, "seed": seed, "seconds": 60, "accuracy": 40.0, "floats": 1234,
+            "recall": [[8, 50.0 + seed], [16, 30.0], [32, 20.0 + len(row.name)]],
         }
-        for seed in (2, 1) for config in configs
+        for seed in (2, 1) for row in rows
     ]  # fmt: skip
     for result in results:
         if result["config"] == "infinite_former":
             result["off"] = [[8, 12.0]]
     args.out.mkdir()
-    text = module.report(args, results, configs)
+    text = module.report(args, results, rows)
     assert "| infinite former, memory off | 12.00 ± 0.00 |  |  |  |  |  |" in text
     assert "| recalled, % | < 8 | 8–16 | 16–32 | 32–64 | floats | minutes |" in text
     assert (
         "| transformer xl | 51.50 ± 0.71 | 30.00 ± 0.00 | 34.00 ± 0.00 |  | 1,234 | 1.0 |" in text
     )
+    assert "| transformer xl, stm_length=16 | 51.50 ± 0.71 |" in text
     assert (args.out / "table.md").read_text() == text + "\n"
     assert (args.out / "recall.png").read_bytes()[:4] == b"\x89PNG"
     with open(args.out / "recall.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len([r for r in rows if r["memory"] == "on"]) == 2 * 2 * 3
+    assert len([r for r in rows if r["memory"] == "on"]) == 3 * 2 * 3
     assert len([r for r in rows if r["memory"] == "off"]) == 2
     known = {(r["config"], r["distance"]): float(r["accuracy"]) for r in rows if not r["seed"]}
-    assert {name for name, _ in known} == {"chance", "window of 16"}
+    assert {name for name, _ in known} == {"chance", "window of 16", "window of 24"}
     assert known["chance", "8"] == 20 and known["window of 16", "8"] == 100
     assert known["window of 16", "8"] > known["window of 16", "16"] > known["window of 16", "32"]
     assert 20 <= known["window of 16", "32"] < 30
+
+
+def test_also_wants_a_config_that_is_there_and_what_is_changed(experiment, monkeypatch, capsys):
+    module, args = experiment
+    for also in (
+        ["infinite_former", "model.ltm_basis=8"],
+        ["transformer_xl"],
+        ["transformer_xl", "8"],
+    ):
+        words = ["recall", CONFIGS / "transformer_xl.yaml", "--data", args.data, "--also", *also]
+        monkeypatch.setattr(sys, "argv", [str(word) for word in words])
+        with pytest.raises(SystemExit):
+            module.main()
+        assert "must be one of transformer_xl and what is changed, a=b" in capsys.readouterr().err

@@ -109,9 +109,6 @@ def test_a_gibbs_density_points_at_a_content():
     memory = GibbsMemory(32, 1, 64, widths=(1 / 64,), schedule="uniform").eval()
     for linear in (memory.key, memory.value, memory.output):
         torch.nn.init.eye_(linear.weight)
-    torch.nn.init.ones_(memory.strength)
-    torch.nn.init.zeros_(memory.gate.weight)
-    torch.nn.init.constant_(memory.gate.bias, 20.0)  # open
     x = torch.randn(1, 32, 32)
     for wanted in (0, 13, 31):
         query = 8 * x[:, None, wanted : wanted + 1]

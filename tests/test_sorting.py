@@ -609,30 +609,36 @@ def test_the_figures_show_every_run_with_chance_and_oracle(experiment, monkeypat
     monkeypatch.setattr(module, "work", made_up)
     (args.out / "small").mkdir(parents=True)
     module.lengths(args)
-    assert len(set(asked)) == len(asked) == 4 * 3 * 2
+    assert len(set(asked)) == len(asked) == 6 * 3 * 2
     rates = {(n, o) for n, _, o in asked if n.startswith("compressive")}
     assert rates == {
         (f"compressive_transformer-{n}", (f"model.compression_rate={c}",))
         for n, c in ((17, 2), (25, 6), (33, 12))
     }
     rows = rows_of(args.out / "small" / "lengths.csv")
-    assert len(rows) == 4 * 3 * 2 + 3 * 3
+    assert len(rows) == 6 * 3 * 2 + 3 * 3
     told = {(r["model"], r["length"]): float(r["accuracy"]) for r in rows if not r["seed"]}
     for length in ("17", "25", "33"):
         seen = told["counts what Transformer-XL sees", length]
         assert told["chance", length] == 17.99 < seen <= told["counts everything", length]
     printed = capsys.readouterr().out
-    for name in ("Transformer-XL", "∞-former, sticky", "chance", "counts everything"):
+    for name in ("Transformer-XL", "∞-former, uniform and Gibbs", "chance", "counts everything"):
         assert f"| {name} |" in printed
     assert (args.out / "small" / "lengths.png").read_bytes()[:4] == b"\x89PNG"
 
     asked.clear()
     module.basis(args)
     # N = L with the paper's widths is the run of the first figure
-    assert ("infinite_former-25", 1, ()) in asked and len(set(asked)) == 2 * 2 * 2
+    assert ("infinite_former-25", 1, ()) in asked and len(set(asked)) == 3 * 2 * 2
+    assert ("infinite_former_gibbs-25", 1, ()) in asked
     rows = rows_of(args.out / "small" / "basis.csv")
-    assert {(r["widths"], r["basis"], r["seed"]) for r in rows} == {
-        (w, n, s) for w in ("0.01,0.05", "auto") for n in "48" for s in "12"
+    assert {(r["memory"], r["basis"], r["seed"]) for r in rows} == {
+        (m, n, s)
+        for m in ("widths 0.01,0.05", "widths auto", "uniform and Gibbs")
+        for n in "48"
+        for s in "12"
     }
-    assert "| `auto` | regression error | 0.38 ± 0.18 | 0.38 ± 0.18 |" in capsys.readouterr().out
+    assert (
+        "| widths auto | regression error | 0.38 ± 0.18 | 0.38 ± 0.18 |" in capsys.readouterr().out
+    )
     assert (args.out / "small" / "basis.png").read_bytes()[:4] == b"\x89PNG"

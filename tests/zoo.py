@@ -82,8 +82,9 @@ def make_model(name="infinite_former", words=None, sharp=True, host="transformer
         for layer in model.decoder.layers:
             if sharp and hasattr(layer.memory, "locate"):
                 layer.memory.locate.weight.mul_(30)
-            if sharp and hasattr(layer.memory, "strength"):
-                layer.memory.strength.fill_(1)
+            output = getattr(layer.memory, "output", None)
+            if sharp and output is not None and not output.weight.any():
+                torch.nn.init.xavier_uniform_(output.weight)
     return model.eval()
 
 

@@ -1,9 +1,12 @@
 """How results are shown: a table in markdown, a CSV file, a figure."""
 
 import csv
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from fairseq_inf.errors import Failure
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -20,9 +23,12 @@ def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[dict[str,
 
 
 def pyplot() -> Any:
-    import matplotlib
-
+    try:
+        import matplotlib
+    except ImportError:
+        raise Failure("figures need matplotlib: pip install 'fairseq_inf[figures]'") from None
     matplotlib.use("Agg")
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # fairseq lets all of it through
     import matplotlib.pyplot as plt
 
     return plt

@@ -8,12 +8,13 @@ from .contract import (
     Encounter,
     Goals,
     LongTermMemory,
+    Move,
     Plan,
     as_heads,
     side_by_side,
     take_part,
 )
-from .density import GaussianDensity
+from .density import CellDensity, GaussianDensity, Weights
 from .errors import SettingError
 from .file import check_writable, load_state, save_state
 from .gibbs import GibbsDensity, GibbsMemory
@@ -26,6 +27,7 @@ from .signal import ContinuousState, SignalMemory, plan_write
 from .state import State
 
 __all__ = [
+    "CellDensity",
     "CompressiveMemory",
     "CompressiveState",
     "Constant",
@@ -43,6 +45,7 @@ __all__ = [
     "Leaving",
     "Logarithmic",
     "LongTermMemory",
+    "Move",
     "Plan",
     "PointsMemory",
     "Schedule",
@@ -52,6 +55,7 @@ __all__ = [
     "SlotsOfSignal",
     "State",
     "Uniform",
+    "Weights",
     "as_heads",
     "check_writable",
     "load_state",

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .contract import Encounter, LongTermMemory, Plan, take_part
+from .contract import Encounter, LongTermMemory, Move, Plan, take_part
 from .errors import SettingError
 from .short_term import push
 from .state import Ranges, State
@@ -139,6 +139,33 @@ class CompressiveMemory(LongTermMemory):
         absent = place < self.rate - 1 - plan.waiting[:, None]
         pending = pending.masked_fill(absent[..., None], 0)
         return CompressiveState(slots, pending, plan.kept, plan.waiting), (old, new)
+
+    def moves(
+        self, state: CompressiveState, plan: CompressionPlan, key: Tensor | None
+    ) -> list[Move] | None:
+        """The line is C cells, a slot each, the newest at the right end; the c vectors of a slot
+        share its cell evenly.  Vectors that wait for a slot have no place."""
+        if not self.num_slots:
+            return None
+        found = []
+        for made, held in zip(plan.groups.tolist(), state.held.tolist(), strict=True):
+            share = made / self.num_slots
+            step = torch.arange(made * self.rate, dtype=torch.float64) + 0.5
+            knots = torch.tensor([0.0, 1.0], dtype=torch.float64)
+            found.append(
+                Move(
+                    new=1 - share + step / (self.rate * self.num_slots),
+                    knots=knots,
+                    landed=knots - share,
+                    forgets=not held and made > 0,
+                    begin=max(0.0, 1 - share),
+                )
+            )
+        return found
+
+    def at(self, state: CompressiveState, places: Tensor) -> Tensor:
+        slot = (places * self.num_slots).long().clamp(0, self.num_slots - 1)
+        return state.slots[:, slot.to(state.slots.device)]
 
     def losses(self, met: Encounter) -> dict[str, Tensor]:
         """How far from what the queries find in the old vectors is what they find in the slots

@@ -22,7 +22,7 @@ the `contents` of the last segment's border.  CONTRIBUTING.md has a whole memory
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -57,6 +57,30 @@ class Plan:
     filled: Tensor  # B, bool: the memory is not empty afterwards
     slots: int = 0  # the most slots that a row shows afterwards, known to the CPU
     held: Sequence[int] = ()  # how many each row shows, at the right end
+
+
+@dataclass
+class Move:
+    """What a write does to the line [0, 1] of one row's memory.
+
+    What stood at t stands at `move(t)` afterwards, and is lost if that is below 0.  The vectors
+    that have come, and have no place yet, take the places `new` in their order.
+    """
+
+    new: Tensor  # n, float64, rising
+    knots: Tensor  # K >= 2, float64, rising: between two of them the map is a straight line
+    landed: Tensor  # K: where they go
+    exact: Callable[[Tensor], Tensor] | None = None  # the map itself, where knots only come near
+    forgets: bool = False  # nothing that stood there before is left
+    begin: float = 0.0  # if so, the left end of what the memory holds now
+
+    def __call__(self, t: Tensor) -> Tensor:
+        if self.exact is not None:
+            return self.exact(t)
+        at = torch.searchsorted(self.knots, t, right=True).clamp(1, len(self.knots) - 1)
+        left, right = self.knots[at - 1], self.knots[at]
+        share = ((t - left) / (right - left).clamp(min=1e-300)).clamp(0, 1)
+        return torch.lerp(self.landed[at - 1], self.landed[at], share)
 
 
 @dataclass
@@ -159,6 +183,22 @@ class LongTermMemory(nn.Module):
         """The state after a segment has looked.  mask: B x T, true for real tokens; None if all
         are."""
         return state
+
+    # for an inspection: a memory that is a line on which vectors have their places
+
+    def moves(self, state: Any, plan: Any, key: Tensor | None) -> list[Move] | None:
+        """What the write of this plan, and of the state before it, does to the places in each row;
+        None if a vector has no place in this memory.  What `read` has seen then has `mass(edges)`
+        and `parts(most)`, as the densities have, and `at` is there."""
+        return None
+
+    def stored(self, vectors: Tensor) -> Tensor:
+        """B x n x e, as a write keeps them."""
+        return vectors
+
+    def at(self, state: Any, places: Tensor) -> Tensor:
+        """What the memory holds there.  places: K, of all rows.  -> B x K x e"""
+        raise NotImplementedError
 
     def losses(self, met: Encounter) -> dict[str, Tensor]:
         """Sums over tokens of what is learned beside the likelihood, by name; those of all layers

@@ -12,17 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .contract import Encounter, as_heads
+from .density import CellDensity
 from .points import PointsMemory
 from .signal import ContinuousState
-
-STRENGTH = 0.01
 
 # B rows, T tokens, N basis functions, D points of the signal, H heads, d head width, e = H d
 
 
 @dataclass
-class GibbsDensity:
-    """p(t) proportional to exp(q . k(t) / sqrt(d)), on D points."""
+class GibbsDensity(CellDensity):
+    """p(t) proportional to exp(q . k(t) / sqrt(d)), on D points, each in the middle of its cell."""
 
     query: Tensor  # B x H x T x d
     keys: Tensor  # B x H x D x d
@@ -35,15 +34,20 @@ class GibbsDensity:
 
 
 class GibbsMemory(PointsMemory):
-    """z = s sum over D points t of p(t) V X(t), p(t) ~ exp(q . K X(t) / sqrt(d)).
+    """z = sum over D points t of p(t) V X(t), p(t) ~ exp(q . K X(t) / sqrt(d)).
 
-    The strength s, one number a head, is small at first: a memory that has not learned to point
-    yet is only noise to its host, and it takes few steps to grow where it serves.
+    It is silent at first, its W^M is zero: a memory that has not learned to point yet is only noise
+    to its host.
+
+    There is no gate: the density chooses what to read, and a gate, which costs as much as keys,
+    values and output together, has not recalled more.
 
     A mean of many vectors is shorter than a vector: with `normalize` each X(t) is brought to unit
     root mean square first, which points better; without, all of them together still count what was
     stored.
     """
+
+    gated = False
 
     def __init__(
         self,
@@ -56,15 +60,11 @@ class GibbsMemory(PointsMemory):
         normalize: bool = True,
         **kwargs: Any,
     ) -> None:
-        """points: D, 2N unless given."""
-        points = 2 * num_basis if points is None else points
+        """points: D, N unless given."""
+        points = num_basis if points is None else points
         super().__init__(dim, num_heads, num_basis, widths, points=points, **kwargs)
         self.normalize = normalize
-        self.strength = nn.Parameter(torch.full((num_heads, 1, 1), STRENGTH))
-
-    def start_silent(self, layer: int, layers: int) -> None:
-        super().start_silent(layer, layers)
-        nn.init.ones_(self.strength)  # the zeros are silent enough, and learn faster so
+        nn.init.zeros_(self.output.weight)
 
     def signal(self, state: ContinuousState) -> Tensor:
         x = super().signal(state)
@@ -81,7 +81,7 @@ class GibbsMemory(PointsMemory):
         self, query: Tensor, own: Tensor | None, contents: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, GibbsDensity]:
         keys, values = contents
-        found = self.strength * F.scaled_dot_product_attention(query, keys, values)
+        found = F.scaled_dot_product_attention(query, keys, values)
         return found, GibbsDensity(query.detach(), keys.detach())
 
     def look(self, query: Tensor, state: ContinuousState) -> GibbsDensity:

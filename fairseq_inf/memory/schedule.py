@@ -42,6 +42,15 @@ class Schedule(Hashable, Protocol):
 
     def places(self, step: float | None, new: int, samples: int) -> Places: ...
 
+    def begin(self, held: int) -> float:
+        """The left end of what the first `held` vectors take of the line."""
+        ...
+
+    @property
+    def straight(self) -> bool:
+        """Whether `move` is a straight line."""
+        ...
+
 
 def _count(size: int, offset: float = 1.0) -> Tensor:
     return torch.arange(size, dtype=torch.float64) + offset
@@ -54,6 +63,7 @@ class Constant:
     Samples at m/M, new vectors at tau + (1 - tau) i/T, and each of them counts alike.
     """
 
+    straight = True
     tau: float
 
     def step(self, held: int, new: int) -> float | None:
@@ -62,6 +72,9 @@ class Constant:
     def move(self, t: Tensor, step: float | None, new: int) -> Tensor:
         assert step is not None
         return step * t
+
+    def begin(self, held: int) -> float:
+        return 0.0
 
     def places(self, step: float | None, new: int, samples: int) -> Places:
         assert step is not None
@@ -80,6 +93,7 @@ class Uniform:
     rounded to STEPS an octave.
     """
 
+    straight = True
     ceiling: float = 1.0
 
     def step(self, held: int, new: int) -> float | None:
@@ -92,6 +106,9 @@ class Uniform:
     def move(self, t: Tensor, step: float | None, new: int) -> Tensor:
         assert step is not None
         return step * t
+
+    def begin(self, held: int) -> float:
+        return 0.0
 
     def places(self, step: float | None, new: int, samples: int) -> Places:
         assert step is not None
@@ -111,6 +128,7 @@ class Logarithmic:
     As in a uniform memory all count by their share of the line: the newest vector 1.
     """
 
+    straight = False
     recent: float  # a0, up to which age the room is about even
     oldest: float  # A, the age that is lost
 
@@ -129,6 +147,9 @@ class Logarithmic:
 
     def move(self, t: Tensor, step: float | None, new: int) -> Tensor:
         return self.place(self.age(t) + new)
+
+    def begin(self, held: int) -> float:
+        return max(0.0, 1 - math.log1p(held / self.recent) / self.octaves)
 
     def places(self, step: float | None, new: int, samples: int) -> Places:
         even = _count(samples, 0.5) / samples

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .basis import GaussianBasis
-from .contract import LongTermMemory, Plan, side_by_side, take_part
+from .contract import LongTermMemory, Move, Plan, side_by_side, take_part
 from .errors import SettingError
 from .sampling import histogram_quantiles, uniform
 from .schedule import Schedule, make_schedule, write_operators
@@ -134,12 +134,14 @@ def _exact(dtype: torch.dtype) -> torch.dtype:
 class SignalMemory(LongTermMemory):
     """A signal X(t) = B^T psi(t) on [0, 1]; how it is read is for a subclass to say.
 
-    The vectors and the carried coefficients are constants for the gradient; the gate is not.
+    The vectors and the carried coefficients are constants for the gradient; the gate, where there
+    is one, is not.
     Sticky samples of the past are taken where the last segment has looked: at random in training
     mode, drawn from `seed` and the `key` of the row, at the quantiles in evaluation mode.
     """
 
-    gate: nn.Conv1d | None  # none: all is written as it is
+    gated = True  # new vectors are sigmoid(conv(X)) * X, as in the paper
+    gate: nn.Conv1d | None
     output: Any
 
     def __init__(
@@ -188,7 +190,7 @@ class SignalMemory(LongTermMemory):
         """The gate of what is written, and the maps of what is read."""
         dim = self.dim
         del self.output  # optimizers number the parameters: it stands behind `value`
-        self.gate = nn.Conv1d(dim, dim, kernel_size=3, padding=1)
+        self.gate = nn.Conv1d(dim, dim, kernel_size=3, padding=1) if self.gated else None
         self.key = nn.Linear(dim, dim, bias=False)
         self.value = nn.Linear(dim, dim, bias=False)
         self.output = nn.Linear(dim, dim, bias=False)  # no bias: an empty memory adds nothing
@@ -255,8 +257,9 @@ class SignalMemory(LongTermMemory):
     ) -> tuple[Tensor, Tensor]:
         """Update the rows as the plan says.  -> coefficients: B x N x e, longest: B"""
         if not plan.writes:
-            unused = take_part(self.gate) if self.gate is not None and self.training else 0
-            return state.coefficients + unused, state.longest
+            if self.gate is None or not self.training:
+                return state.coefficients, state.longest
+            return state.coefficients + take_part(self.gate), state.longest
         parts = []
         for group in plan.groups:
             rows, part, x, own = group.rows, state, vectors, key
@@ -274,7 +277,7 @@ class SignalMemory(LongTermMemory):
     def _update(
         self, x: Tensor, state: ContinuousState, group: WriteGroup, key: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """B <- A B + C (sigmoid(conv(X)) * X).
+        """B <- A B + C X, with X behind the gate.
 
         Where a sticky memory keeps looking at one place, the fit of samples of a fit overshoots
         a little with every write, and would grow without bound: unless A alone makes it shrink, no
@@ -323,6 +326,49 @@ class SignalMemory(LongTermMemory):
             steps = torch.arange(self.samples, device=histogram.device)
             levels = ((steps.to(histogram) + 0.5) / self.samples).expand(rows, -1)
         return histogram_quantiles(histogram, levels)
+
+    def moves(self, state: ContinuousState, plan: WritePlan, key: Tensor | None) -> list[Move]:
+        """A write to a line that is not sticky takes t to where the schedule moves it; a sticky one
+        what stood between two samples to between the places that these get."""
+        ends = torch.tensor([0.0, 1.0], dtype=torch.float64)
+        still = Move(ends[:0], ends, ends)
+        found = [still] * len(plan.tokens)
+        for group in plan.groups:
+            if not group.count:
+                continue
+            rows = range(len(found)) if group.rows is None else group.rows.tolist()
+            places = self.schedule.places(group.step, group.count, self.samples)
+            if group.first:
+                begin = self.schedule.begin(group.count)
+                own = Move(places.new, ends, ends, forgets=True, begin=begin)
+                sampled = None
+            else:
+                own = self._straight(group, places.new)
+                sampled = self._sample(state.histogram, group.step, key) if self.sticky else None
+            for row in rows:
+                found[row] = own
+                if sampled is not None:
+                    at = sampled[row].double().cpu().clamp(0, 1)
+                    knots = torch.cat([ends[:1], at, ends[1:]])
+                    landed = torch.cat([own(ends[:1]), places.moved, own(ends[1:])])
+                    found[row] = Move(places.new, knots, landed)
+        return found
+
+    def _straight(self, group: WriteGroup, new: Tensor) -> Move:
+        """The schedule's own map."""
+        straight = self.schedule.straight
+        knots = torch.linspace(0, 1, 2 if straight else 1025, dtype=torch.float64)
+
+        def exact(t: Tensor) -> Tensor:
+            return self.schedule.move(t, group.step, group.count)
+
+        return Move(new, knots, exact(knots), None if straight else exact)
+
+    def stored(self, vectors: Tensor) -> Tensor:
+        return self._gated(vectors)
+
+    def at(self, state: ContinuousState, places: Tensor) -> Tensor:
+        return self.basis.evaluate(places.to(state.coefficients)) @ state.coefficients
 
     def read(self, query: Tensor, own: Tensor | None, contents: Any) -> tuple[Tensor, Any]:
         """D, whatever the host's attention finds."""

@@ -29,7 +29,7 @@ from fairseq_inf.memory import (
 )
 from fairseq_inf.memory.contract import check_empty, check_same
 from fairseq_inf.memory.state import Ranges
-from fairseq_inf.modules import DecoderLayer, LayerPlan, Segment
+from fairseq_inf.modules import DecoderLayer, LayerPlan, Segment, Watched
 
 # B rows (streams), T tokens of the segment, S short-term length, e width
 
@@ -129,15 +129,23 @@ class MemoryDecoder(FairseqDecoder):
         self.short_term = ShortTermMemory(cfg.stm_length, cfg.sink_tokens)
         self.ltm_pick = cfg.ltm_pick
         self.ltm_enabled, self.ltm_start = cfg.ltm_enabled is not False, str(cfg.ltm_start)
+        self.watched = False  # set by an inspection: what is found goes into `extra["layers"]`
         self.checkpoint_activations = cfg.checkpoint_activations
         self.dropout = nn.Dropout(cfg.dropout)
+
+        def own_draws(number: int) -> LongTermMemory | None:
+            """With a seed the host has the same first weights, whatever its memory."""
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(torch.initial_seed() + 1 + number)
+                memory = build_memory(number)
+                if cfg.ltm_rank and memory is not None:
+                    self._need_slots(memory, f"--ltm-rank {cfg.ltm_rank}")
+                    memory.correction = Correction(self.dim, cfg.ltm_rank)
+                return memory
+
         self.layers = nn.ModuleList(
-            self.build_layer(cfg, build_memory(number)) for number in range(cfg.decoder_layers)
+            self.build_layer(cfg, own_draws(number)) for number in range(cfg.decoder_layers)
         )
-        for layer in self.layers:
-            if cfg.ltm_rank and layer.memory is not None:
-                self._need_slots(layer.memory, f"--ltm-rank {cfg.ltm_rank}")
-                layer.memory.correction = Correction(self.dim, cfg.ltm_rank)
 
     @property
     def stm_length(self) -> int:
@@ -207,13 +215,14 @@ class MemoryDecoder(FairseqDecoder):
         """tokens: B x T, padded on the right to the lengths (B) if there are any.  goals: what is
         to be learned beside the likelihood.
         -> logits (features with an adaptive softmax, None unless `project`): B x T x V, state,
-        extra: what the memories have seen, a layer each, their losses and logs by name"""
+        extra: of each layer what its memory has seen, learned and logged, and the losses and logs
+        of all by name"""
         self.check_length(tokens.size(1))
         self.check_tokens(tokens)
         segment, plans = self._plan(tokens, state, lengths, goals)
         x = self.embed(tokens, torch.arange(tokens.size(1), device=tokens.device))
         recents, looks, memories = [], [], []
-        extra: dict[str, Any] = {"seen": [], "losses": {}, "logs": {}}
+        extra: dict[str, Any] = {"layers": [], "losses": {}, "logs": {}}
         each_looked = state.looked or (None,) * len(self.layers)
         for number, (layer, recent, looked, kept, plan) in enumerate(
             zip(
@@ -234,7 +243,7 @@ class MemoryDecoder(FairseqDecoder):
                 if used is not None:
                     check_same(kept, used)
                 memories.append(kept if used is None else used)
-            extra["seen"].append(own.seen)
+            extra["layers"].append(own)
             for name, loss in own.losses.items():
                 extra["losses"][name] = extra["losses"].get(name, 0) + loss
             for name, (total, of) in own.logs.items():
@@ -280,8 +289,11 @@ class MemoryDecoder(FairseqDecoder):
             picks = [-(-count // self.ltm_pick) for count in left]
             among, chosen = (torch.tensor(x, device=tokens.device) for x in (left, picks))
             leaving, left = Leaving(among, chosen, max(picks)), picks
+        watched = Watched(left, self._leaving(state)) if self.watched else None
         shown = short_term.shown(visible)
-        segment = Segment(short_term, joining, shown, lengths, mask, state.key, goals, leaving)
+        segment = Segment(
+            short_term, joining, shown, lengths, mask, state.key, goals, leaving, watched
+        )
         found: dict[Any, LayerPlan] = {}
         plans: list[LayerPlan] = []
         positions: dict[tuple[int, ...], Any] = {}
@@ -296,6 +308,12 @@ class MemoryDecoder(FairseqDecoder):
                 found[key] = LayerPlan(write, positions[held])
             plans.append(found[key])
         return segment, plans
+
+    def _leaving(self, state: DecoderState) -> Tensor:
+        """Which vectors of their streams stand before the short-term memory.  -> B x W"""
+        width = state.recent[0].size(1) - self.short_term.size
+        place = torch.arange(-width, 0, device=state.position.device)
+        return (state.position - self.short_term.length)[:, None] + place
 
     def _positions(
         self, tokens: Tensor, state: DecoderState, visible: list[int], held: tuple[int, ...]

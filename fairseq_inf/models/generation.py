@@ -68,6 +68,14 @@ def _put(state: Any, rows: Tensor, new: Any) -> Any:
     return state.map(lambda x: x.index_copy(0, rows, next(news)))
 
 
+def log_probabilities(
+    decoder: MemoryDecoder, out: Tensor, extra: dict[str, Any], target: Tensor
+) -> Tensor:
+    """Of the targets, B x T, by what the decoder has put out for them.  -> B x T"""
+    logs = decoder.get_normalized_probs((out, extra), log_probs=True, sample={"target": target})
+    return logs.gather(2, target[..., None]).squeeze(2).float()
+
+
 @torch.no_grad()
 def read(
     decoder: MemoryDecoder,
@@ -105,9 +113,7 @@ def read(
         if score:
             target = inputs[active, i * width + 1 : i * width + 1 + part.size(1)]
             target = F.pad(target, (0, part.size(1) - target.size(1)))
-            sample = {"target": target}
-            logs = decoder.get_normalized_probs((x, extra), log_probs=True, sample=sample)
-            logs = logs.gather(2, target[..., None]).squeeze(2).float()
+            logs = log_probabilities(decoder, x, extra, target)
             at = torch.arange(part.size(1), device=text.device) + i * width + 1
             column = at - reading.count[active][:, None]  # of the text
             kept = (column >= 0) & (column < lengths[active][:, None])

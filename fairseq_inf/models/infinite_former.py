@@ -49,7 +49,7 @@ class InfiniteFormerConfig(MemoryLMConfig):
     )  # fmt: skip
     ltm_points: Optional[int] = setting(
         None, "points of the signal that a Gibbs density is over, or that the host's attention "
-        "reads, D (default: 2N; N for the host's)", before=None,
+        "reads, D (default: N)", before=None,
     )  # fmt: skip
     ltm_raw: bool = setting(
         False, "read the points of the signal as long as they are, and not at unit length: a Gibbs "

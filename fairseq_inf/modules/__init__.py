@@ -1,7 +1,7 @@
 """Attention, feed-forward net and the layer.  Needs torch only."""
 
 from .attention import Attention, Place
-from .decoder_layer import DecoderLayer, LayerCache, LayerPlan, Segment
+from .decoder_layer import DecoderLayer, LayerCache, LayerPlan, Segment, Watched
 from .gpt2_attention import GPT2Attention, slot_bias
 from .relative_attention import RelativeAttention, sinusoids
 from .rms_norm import RMSNorm
@@ -18,6 +18,7 @@ __all__ = [
     "RelativeAttention",
     "RotaryAttention",
     "Segment",
+    "Watched",
     "rotations",
     "sinusoids",
     "slot_bias",

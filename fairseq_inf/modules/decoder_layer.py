@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,8 +15,10 @@ from fairseq_inf.memory import (
     Goals,
     Leaving,
     LongTermMemory,
+    Move,
     ShortTermMemory,
     State,
+    Weights,
     pick,
     side_by_side,
     take_part,
@@ -26,6 +28,22 @@ from .attention import Attention, Place
 
 # B rows, T tokens of the segment, K sinks, S short-term length, P keys, H heads, d head width,
 # e = H d
+
+
+@dataclass
+class Watched:
+    """Of vectors that go to a long-term memory: a row takes the last `counts` of W."""
+
+    counts: Sequence[int]
+    numbers: Tensor  # B x W: which vectors of its stream they are
+    vectors: Tensor | None = None  # B x W x e
+    moves: list[Move] | None = None  # what the write does to the places of all; None if it has none
+
+    def row(self, row: int = 0) -> tuple[Tensor, Tensor]:
+        """-> numbers: n, vectors: n x e"""
+        assert self.vectors is not None
+        first = self.numbers.size(1) - self.counts[row]
+        return self.numbers[row, first:], self.vectors[row, first:]
 
 
 @dataclass
@@ -39,7 +57,8 @@ class Segment:
     mask: Tensor | None  # B x T: true for real tokens, None if there is no padding
     key: Tensor  # B: hash of the stream so far
     goals: Goals | None  # what is to be learned and logged
-    leaving: Leaving | None = None  # None: the long-term memory gets all that leaves
+    leaving: Leaving | None  # None: the long-term memory gets all that leaves
+    watched: Watched | None  # what an inspection wants to know
 
 
 @dataclass
@@ -61,6 +80,7 @@ class LayerExtra:
     losses: dict[str, Tensor] = field(default_factory=dict)
     logs: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     seen: Any = None
+    watched: Watched | None = None
 
 
 @dataclass
@@ -126,10 +146,17 @@ class DecoderLayer(nn.Module):
         context = torch.cat([kept[:, kept.size(1) - segment.shown :], source], dim=1)
         memory = None if state is None else self.memory
         trace = seen = marks = None
+        watched = None if memory is None else segment.watched
         if memory is not None and looked is not None and segment.leaving is not None:
             gone, marks = segment.short_term.split(looked[..., None], segment.joining)
             left = pick(left, gone.squeeze(2), segment.leaving)
+            if watched is not None:
+                numbers = pick(watched.numbers[..., None], gone.squeeze(2), segment.leaving)
+                watched = replace(watched, numbers=numbers.squeeze(2))
         if memory is not None:
+            if watched is not None:
+                moves = memory.moves(state, plan.write, segment.key)
+                watched = replace(watched, vectors=left, moves=moves)
             state, trace = memory.write(left, state, plan.write, self.attention, segment.key)
         keys = context
         if memory is not None and plan.slots:
@@ -145,7 +172,7 @@ class DecoderLayer(nn.Module):
             looked = segment.short_term.push_looked(marks, mass, segment.shown, segment.lengths)
         if output:
 
-            def attend(first: int = 0, drop: bool = True) -> Tensor:
+            def attend(first: int = 0, drop: bool = True, value: Tensor = value) -> Tensor:
                 return self.attention.attend(query, key, value, plan.positions, first, drop)
 
             contents = self.contents(memory, state, x.dtype)
@@ -154,6 +181,8 @@ class DecoderLayer(nn.Module):
                 extra = self._learn(memory, query, seen, trace, plan, segment, segment.goals)
                 if added is not None:
                     extra.logs["ltm_share"] = _share(added, found, segment, segment.goals)
+            if watched is not None and memory is not None and plan.slots:
+                seen = _slot_weights(attend, key, plan.slots, memory.num_slots)
             extra.seen = seen
             if self.training and memory is not None and memory.has_slots and not plan.slots:
                 found = found + take_part(memory)
@@ -162,6 +191,7 @@ class DecoderLayer(nn.Module):
             seen = memory.look(query, state)
         if memory is not None:
             state = memory.observe(state, seen, segment.mask)
+        extra.watched = watched
         if segment.shown == kept.size(1) and segment.lengths is None:
             recent = context.detach()
         else:
@@ -281,6 +311,15 @@ class DecoderLayer(nn.Module):
     def _residual(self, x: Tensor, update: Tensor, norm: nn.Module) -> Tensor:
         x = x + self.dropout(update)
         return x if self.normalize_before else norm(x)
+
+
+@torch.no_grad()
+def _slot_weights(attend: Callable[..., Tensor], key: Tensor, shown: int, slots: int) -> Weights:
+    """What each of all `slots` gets of the attention: what is found if the values say whose they
+    are.  key: B x H x P x d, of which the first are the last `shown` slots."""
+    whose = torch.eye(slots, dtype=key.dtype, device=key.device)[slots - shown :]
+    whose = F.pad(whose, (0, 0, 0, key.size(2) - shown)).expand(*key.shape[:2], -1, -1)
+    return Weights(attend(0, False, whose).float())
 
 
 @torch.no_grad()

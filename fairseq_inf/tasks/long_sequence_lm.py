@@ -14,6 +14,7 @@ from fairseq import utils
 from fairseq.data import Dictionary, data_utils, indexed_dataset
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.logging.progress_bar import SummaryWriter
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
 from torch import Tensor
@@ -34,6 +35,7 @@ from fairseq_inf.errors import plain_errors_in_fairseq
 from fairseq_inf.models.memory_lm import complete
 from fairseq_inf.models.prompt_model import PromptModel
 
+from .board import MemoryBoard
 from .checkpoints import check_overrides, open_checkpoint
 from .lock import lock
 from .reading import settle
@@ -75,6 +77,7 @@ class LongSequenceLMConfig(FairseqDataclass):
     amp: bool = II("common.amp")
     fp16: bool = II("common.fp16")
     cpu: bool = II("common.cpu")
+    tensorboard_logdir: Optional[str] = II("common.tensorboard_logdir")
     max_update: int = II("optimization.max_update")
     save_dir: str = II("checkpoint.save_dir")
     save_interval_updates: int = II("checkpoint.save_interval_updates")
@@ -108,6 +111,7 @@ class LongSequenceLMTask(FairseqTask):
         self.model: Any = None
         self._evaluating = False
         self._lock: IO[str] | None = None  # of --save-dir
+        self._board: MemoryBoard | None = None
         self._has_criterion = False
         self._prompts_seen = 0
         # a state of the training, and all processes' rows of it
@@ -310,7 +314,7 @@ class LongSequenceLMTask(FairseqTask):
         if self.cfg.fp16 and (self.cfg.cpu or not torch.cuda.is_available()):
             raise ValueError("--fp16 needs a GPU: leave it out, or train by common.bf16=true")
         path = resume_path(self.cfg.save_dir, self.cfg.restore_file)
-        if _world_size() == 1 or torch.distributed.get_rank() == 0:
+        if _is_first():
             if not self.cfg.no_save and os.path.isdir(self.cfg.save_dir):
                 self._lock = lock(self.cfg.save_dir)
             if path is not None:
@@ -372,6 +376,16 @@ class LongSequenceLMTask(FairseqTask):
     def begin_valid_epoch(self, epoch: int, model: Any) -> None:
         super().begin_valid_epoch(epoch, model)
         self.gather_memory()
+        if self._board is None and self.cfg.tensorboard_logdir and _is_first():
+            if SummaryWriter is not None and getattr(self.model, "takes_goals", False):
+                self._board = MemoryBoard(self.cfg.tensorboard_logdir, self.model)
+        if self._board is not None:
+            self._board.begin()
+
+    def post_validate(self, model: Any, stats: dict[str, Any], agg: Any) -> None:
+        """Of each subset, of which the first is shown."""
+        if self._board is not None:
+            self._board.close(int(stats["num_updates"]))
 
     def optimizer_step(self, optimizer: Any, model: Any, update_num: int) -> None:
         super().optimizer_step(optimizer, model, update_num)
@@ -494,6 +508,11 @@ def dictionary_state(dictionary: Dictionary) -> dict[str, Any]:
 
 def _world_size() -> int:
     return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+
+
+def _is_first() -> bool:
+    """Of all processes."""
+    return _world_size() == 1 or torch.distributed.get_rank() == 0
 
 
 def _gather(x: Tensor) -> Tensor:

@@ -53,10 +53,10 @@ class PretrainedDecoder(MemoryDecoder):
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
         nn.init.zeros_(self.embed_tokens.weight[self.dictionary.pad()])
-        self.start_silent()
         for layer in self.layers:
             for module in (layer.attention.output, layer.outer):
                 nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * len(self.layers)))
+        self.start_silent()
 
     def head(self, x: Tensor) -> Tensor:
         return F.linear(self.norm(x), self.output_projection.weight, self.absent)

@@ -1,0 +1,280 @@
+"""Read a text as an evaluation does, and write down what the memories do meanwhile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from fairseq_inf.errors import Failure
+from fairseq_inf.hub import MemoryHub
+from fairseq_inf.models.decoder import MemoryDecoder
+from fairseq_inf.models.generation import log_probabilities
+
+from .places import Sample
+from .trace import TraceWriter
+
+KEPT = 16  # cells of a density that a trace knows one by one
+BINS = 128  # of the histograms
+AGES = 2  # bins of the reconstruction error an octave
+
+# T tokens of a segment, H heads
+
+
+class Reader:
+    """A decoder's own reading of a text, a segment at a time."""
+
+    def __init__(self, decoder: MemoryDecoder, memory: bool = True) -> None:
+        self.decoder, self.memory = decoder, memory
+        self.state = decoder.initial_state(1)
+        self.loss = 0.0
+
+    def read(self, inputs: Tensor, targets: Tensor, watched: bool) -> tuple[np.ndarray, list[Any]]:
+        """inputs, targets: T.  -> loss of each target, in nats, and the extra of each layer"""
+        decoder = self.decoder
+        with _switched(decoder, ltm_enabled=self.memory, watched=watched):
+            out, self.state, extra = decoder(inputs[None], self.state)
+            loss = -log_probabilities(decoder, out, extra, targets[None])[0]
+        self.loss += float(loss.double().sum())
+        return loss.cpu().numpy(), extra["layers"]
+
+
+@contextmanager
+def _switched(decoder: MemoryDecoder, **switches: bool) -> Iterator[None]:
+    before = {name: getattr(decoder, name) for name in switches}
+    try:
+        for name, value in switches.items():
+            setattr(decoder, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(decoder, name, value)
+
+
+class Errors:
+    """How far what a memory gives back is from what it was given, |X^ - X|^2 and |X|^2 by age."""
+
+    def __init__(self) -> None:
+        self.sample = Sample()
+        self.sums = np.zeros((AGES * 40, 2))
+
+    def follow(self, memory: Any, state: Any, watched: Any, position: int) -> None:
+        """One write.  position: how many tokens have been read."""
+        numbers, vectors = watched.row()
+        if len(vectors):
+            vectors = memory.stored(vectors[None])[0]
+        self.sample.follow(watched.moves[0], numbers, vectors)
+        if not len(self.sample.t):
+            return
+        x = self.sample.vectors().float()
+        found = memory.at(state, self.sample.t)[0].float()
+        age = (position - self.sample.numbers()).clamp(min=1).double()
+        at = (age.log2() * AGES).long().numpy()
+        np.add.at(self.sums[:, 0], at, (found - x).square().sum(dim=-1).cpu().numpy())
+        np.add.at(self.sums[:, 1], at, x.square().sum(dim=-1).cpu().numpy())
+
+
+class Watch:
+    """What becomes of the memory of one layer, written to a trace."""
+
+    def __init__(self, writer: TraceWriter, layer: int, memory: Any) -> None:
+        self.writer, self.layer, self.memory = writer, layer, memory
+        self.name = f"own.{layer}"
+        self.errors = Errors()
+        self.held = 0
+        self.unread = 0  # tokens before the first that could read something
+        self.cells = 0
+        self.kind: str | None = None
+        self.peaks = self.reads = 0.0
+
+    def follow(self, own: Any, state: Any, position: int, tokens: int) -> None:
+        """One segment.  own: extra of the layer, tokens: T"""
+        move = own.watched.moves[0]
+        self.held = len(move.new) + (0 if move.forgets else self.held)
+        self.errors.follow(self.memory, state, own.watched, position)
+        add_write(self.writer, self.name, own.watched)
+        if not self.held or own.seen is None:
+            self.unread += tokens
+            self.writer.add(f"{self.name}.histogram", np.zeros((1, BINS), dtype="f4"))
+            return
+        edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)
+        masses = own.seen.mass(edges.to(state_device(state)).float())  # 1 x H x T x D
+        histogram = masses.mean(dim=(1, 2)).float().cpu().numpy()
+        self.writer.add(f"{self.name}.histogram", histogram)
+        self.peaks += float(masses.amax(dim=-1).mean()) * tokens
+        self.reads += tokens
+        for part, values in own.seen.parts(KEPT).items():
+            rows = values[0].transpose(0, 1).cpu()  # T x H x ..
+            kind = torch.int32 if part == "cell" else torch.float16
+            if part in ("mu", "sigma"):
+                kind = torch.float32
+            array = rows.to(kind).numpy()
+            if self.unread:
+                none = np.zeros((self.unread, *array.shape[1:]), dtype=array.dtype)
+                self.writer.add(f"{self.name}.{part}", none)
+            self.writer.add(f"{self.name}.{part}", array)
+        self.unread = 0
+        self.kind = "normal" if hasattr(own.seen, "mu") else "cells"
+        if self.kind == "cells":
+            self.cells = own.seen.masses().size(-1)
+
+    def close(self, state: Any) -> dict[str, Any]:
+        """Write what is known at the end.  -> what the trace says of the layer"""
+        self.writer.add(f"{self.name}.errors", self.errors.sums)
+        for name, x in state.tensors().items():
+            if x.is_floating_point():
+                self.writer.add(f"{self.name}.state.{name}", x.float().cpu().numpy())
+        return {
+            "layer": self.layer,
+            "density": self.kind,
+            "cells": self.cells,
+            "kept": min(KEPT, self.cells),
+            "focus": self.peaks / max(self.reads, 1),  # the mean of each read's largest bin
+        }
+
+
+def add_write(writer: TraceWriter, name: str, watched: Any) -> None:
+    """What a write does to all places, and which vectors come with it."""
+    writer.add_move(name, watched.moves[0])
+    numbers, _ = watched.row()
+    writer.add(f"{name}.numbers", numbers.cpu().numpy().astype("i4"))
+
+
+def state_device(state: Any) -> torch.device:
+    return next(iter(state.tensors().values())).device
+
+
+@torch.no_grad()
+def inspect(
+    hub: MemoryHub,
+    text: Path | IO[str],
+    name: str,
+    folder: Path,
+    other: MemoryHub | None = None,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Leave a trace of reading the text in a new folder.
+
+    other: the same model with a memory that is sticky where its own is not, or the other way.
+    -> what trace.json holds
+    """
+    decoder = hub.model.decoder
+    if all(layer.memory is None for layer in decoder.layers):
+        raise Failure("the model has no long-term memory to look into: name one that has by --path")
+    writer = TraceWriter(folder)
+    readers = {"on": Reader(decoder), "off": Reader(decoder, memory=False)}
+    if other is not None:
+        readers["other"] = Reader(other.model.decoder)
+    watches: dict[int, Watch] = {}
+    seen = {"tokens": 0, "segments": 0, "bytes": 0}
+
+    def read(inputs: Tensor, targets: Tensor) -> None:
+        position = seen["tokens"]
+        for kind, reader in readers.items():
+            losses, layers = reader.read(inputs, targets, watched=kind != "off")
+            writer.add(f"loss.{kind}", losses)
+            for number, own in enumerate(layers):
+                if own.watched is None or own.watched.moves is None:
+                    continue
+                if kind == "other":
+                    add_write(writer, f"other.{number}", own.watched)
+                    continue
+                if number not in watches:
+                    watches[number] = Watch(writer, number, decoder.layers[number].memory)
+                state = decoder.memory_states(reader.state)[number]
+                watches[number].follow(own, state, position, len(inputs))
+        writer.add("tokens", targets.cpu().numpy().astype("i4"))
+        seen["tokens"] += len(targets)
+        seen["segments"] += 1
+
+    def spell(words: list[str]) -> None:
+        parts = [word.encode("utf-8", "replace") for word in words]
+        ends = seen["bytes"] + np.cumsum([len(part) for part in parts])
+        writer.add("text", np.frombuffer(b"".join(parts), dtype="u1"))
+        writer.add("ends", ends.astype("i8"))
+        seen["bytes"] = int(ends[-1])
+
+    size, parts = hub.parts(text)
+    pieces = Pieces(hub)
+    total = unknown = 0
+    waiting = torch.tensor([decoder.dictionary.eos()])
+    with tqdm(total=size, unit="B", unit_scale=True, disable=not progress, leave=False) as bar:
+        for part, bytes_read in parts:
+            tokens = hub.tokens_of(part)
+            total, unknown = total + len(tokens), unknown + hub.unknown(tokens)
+            each = bytes_read / max(len(tokens), 1)
+            if len(tokens):
+                spell([pieces(token) for token in tokens.tolist()])
+            waiting = torch.cat([waiting, tokens])
+            while len(waiting) > hub.length:
+                segment = waiting[: hub.length + 1].to(hub.device)
+                read(segment[:-1], segment[1:])
+                waiting = waiting[hub.length :]
+                bar.update(min(hub.length * each, max(bar.total or 0, bar.n) - bar.n))
+    hub.check(total, unknown, name)
+    if len(waiting) > 1:
+        segment = waiting.to(hub.device)
+        read(segment[:-1], segment[1:])
+    states = decoder.memory_states(readers["on"].state)
+    layers = [watch.close(states[number]) for number, watch in watches.items()]
+    losses = {kind: reader.loss / total for kind, reader in readers.items()}
+    info = {
+        "text": Path(name).name,
+        "model": hub.model.memory_flags,
+        "tokens": total,
+        "segments": seen["segments"],
+        "length": hub.length,
+        "short_term": decoder.stm_length,
+        "heads": decoder.layers[0].attention.num_heads,
+        "bins": BINS,
+        "ages": AGES,
+        "layers": layers,
+        "sticky": [_sticky(hub), None if other is None else _sticky(other)],
+        "perplexity": {kind: math.exp(min(loss, 700)) for kind, loss in losses.items()},
+    }
+    writer.close(info)
+    return info
+
+
+def _sticky(hub: MemoryHub) -> bool:
+    return any(
+        layer.memory is not None and layer.memory.observes for layer in hub.model.decoder.layers
+    )
+
+
+class Pieces:
+    """What each token adds to the text.  Bytes that make a letter only together come with the last
+    of them."""
+
+    def __init__(self, hub: MemoryHub) -> None:
+        self.hub = hub
+        self.before: list[int] = []
+        self.pending: list[int] = []
+        self.decode: Callable[[list[int]], str] = lambda ids: hub.text_of(torch.tensor(ids))
+        self.at_start = True
+
+    def __call__(self, token: int) -> str:
+        words = self.hub.dictionary
+        if self.hub.encoding is None:
+            if token == words.eos():
+                self.at_start = True
+                return "\n"
+            blank = "" if self.at_start else " "
+            self.at_start = False
+            return blank + words[token]
+        if token in (words.eos(), words.bos()):
+            return "\n"
+        self.pending.append(token)
+        head = self.decode(self.before) if self.before else ""
+        piece = self.decode(self.before + self.pending)[len(head) :]
+        if piece.endswith("\ufffd") and len(self.pending) < 4:
+            return ""
+        self.before, self.pending = [token], []
+        return piece

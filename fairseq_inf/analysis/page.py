@@ -1,0 +1,111 @@
+"""One HTML file that shows a trace, with all its numbers inside: no network, no server, no build.
+
+Numbers are packed as small integers in base64, those of the densities in chunks that the page opens
+when a word of theirs is asked for.  Texts get into the page as data only, never as HTML.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from .trace import Trace
+
+CHUNK = 2048  # tokens whose densities are unpacked together
+BUDGET = 24_000_000  # bytes for all densities: of a long text a page knows fewer cells of each
+WHOLE = 65535
+
+
+def write_page(trace: Trace, path: Path) -> None:
+    template = Path(__file__).with_name("page.html").read_text("utf-8")
+    head, tail = template.split("<!-- data -->")
+    head = head.replace("<!-- title -->", html.escape(str(trace.info["text"])))
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(head)
+        kept = kept_cells(trace)
+        file.write(_script("info", "application/json", _json(page_info(trace, kept))))
+        for name, values in columns(trace):
+            _write(file, name, values)
+        for own in trace.info["layers"]:
+            if own["density"] is not None:
+                for first in range(0, trace.info["tokens"], CHUNK):
+                    name = f"d.{own['layer']}.{first // CHUNK}"
+                    _write(file, name, packed(trace, own, first, first + CHUNK, kept))
+        file.write(tail)
+
+
+def _json(value: Any) -> str:
+    """For a <script>: nothing in it ends one."""
+    return json.dumps(value).replace("<", "\\u003c")
+
+
+def _script(name: str, kind: str, content: str) -> str:
+    return f'<script type="{kind}" id="data.{name}">{content}</script>\n'
+
+
+def _write(file: IO[str], name: str, values: np.ndarray) -> None:
+    little = values.astype(values.dtype.newbyteorder("<"), copy=False)
+    content = base64.b64encode(little.tobytes()).decode()
+    file.write(_script(name, "application/octet-stream", content))
+
+
+def kept_cells(trace: Trace) -> int:
+    """How many cells of each density the page knows one by one."""
+    info = trace.info
+    densities = max(info["tokens"] * info["heads"] * len(info["layers"]), 1)
+    known = max([own["kept"] for own in info["layers"]], default=0)
+    return int(np.clip((BUDGET / densities - 2) // 4, min(2, known), known))
+
+
+def page_info(trace: Trace, kept: int) -> dict[str, Any]:
+    return {**trace.info, "kept": kept, "chunk": CHUNK}
+
+
+def columns(trace: Trace) -> Iterator[tuple[str, np.ndarray]]:
+    """All but the densities.  Losses are in thousandths of a bit."""
+    yield "text", trace.column("text")
+    yield "sizes", np.diff(trace.column("ends"), prepend=0).clip(0, WHOLE).astype("u2")
+    off, on = (trace.column(f"loss.{kind}") / np.log(2) * 1000 for kind in ("off", "on"))
+    yield "on", on.round().clip(0, WHOLE).astype("u2")
+    yield "gain", (off - on).round().clip(-32767, 32767).astype("i2")
+    kinds = ("own", "other") if trace.info["sticky"][1] is not None else ("own",)
+    for own in trace.info["layers"]:
+        histogram = trace.column(f"own.{own['layer']}.histogram")
+        highest = histogram.max(axis=1, keepdims=True).clip(1e-9)
+        yield f"histogram.{own['layer']}", (histogram / highest * 255).round().astype("u1")
+        for kind in kinds:
+            name = f"{kind}.{own['layer']}"
+            numbers = trace.column(f"{name}.numbers")
+            if np.array_equal(numbers, np.arange(len(numbers)) + numbers[:1]):
+                numbers = numbers[:1]  # one after the other
+            yield f"{name}.numbers", numbers
+            yield f"{name}.writes", trace.column(f"{name}.writes").astype("i4")
+            for part in ("knots", "new", "begin"):
+                yield f"{name}.{part}", trace.column(f"{name}.{part}").astype("f4")
+
+
+def packed(trace: Trace, own: dict[str, Any], first: int, after: int, kept: int) -> np.ndarray:
+    """The densities of some tokens, head by head: of a Gaussian mu and log2 sigma, else cells,
+    their masses and the mass of all others.  -> u2"""
+
+    def column(part: str) -> np.ndarray:
+        return trace.column(f"own.{own['layer']}.{part}", first, after).astype("f8")
+
+    def share(x: np.ndarray) -> np.ndarray:
+        return (x.clip(0, 1) * WHOLE).round()
+
+    if own["density"] == "normal":
+        sigma = np.log2(column("sigma").clip(2.0**-15, 2.0**15))
+        parts = [share(column("mu")), ((sigma + 16) * 2048).round()]
+        return np.stack(parts, axis=-1).astype("u2")
+    kept = min(kept, own["kept"])
+    cell, mass = column("cell")[..., :kept], column("mass")
+    rest = column("rest") + mass[..., kept:].sum(axis=-1)
+    whole = np.concatenate([cell, share(mass[..., :kept]), share(rest)[..., None]], axis=-1)
+    return whole.astype("u2")
