@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import load, train
 from zoo import HOSTS, make_model, stream, text
 
 from fairseq_inf.memory import Leaving, pick
@@ -71,3 +72,20 @@ def test_flags_that_need_slots_say_so():
         make_model("slots_of_signal", ltm_sticky=True)
     with pytest.raises(ValueError, match="--ltm-pick must be at least 1, got 0"):
         make_model(ltm_pick=0)
+
+
+@pytest.mark.slow
+def test_a_correction_of_the_slots_is_all_that_a_frozen_host_learns(data_bin, tmp_path):
+    sizes = "--decoder-layers 2 --decoder-embed-dim 16 --decoder-ffn-embed-dim 32 "
+    sizes += "--decoder-attention-heads 4 --decoder-key-heads 2 --stm-length 12 --sink-tokens 2 "
+    sizes += "--cmem-length 8 --compression-rate 1 --compression mean --ltm-pick 2 --ltm-rank 2 "
+    sizes += "--ltm-start host --slot-spacing 2 --freeze-host --checkpoint-activations"
+    model = ["--arch", "compressive_transformer_lm_llama", *sizes.split()]
+    saved = []
+    for updates in (1, 20):
+        folder = tmp_path / str(updates)
+        assert "done training" in train(data_bin, folder, "--max-update", updates, model=model)
+        saved.append(load(folder / "checkpoint_last.pt")["model"])
+    changed = {name for name in saved[0] if not torch.equal(saved[0][name], saved[1][name])}
+    wanted = {name for name in saved[0] if ".memory.correction." in name}
+    assert changed == wanted and wanted
