@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from test_pretrained import convert
-from transformers import DynamicCache, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from zoo import stream
 
@@ -38,7 +39,7 @@ def real(request, real_data, tmp_path_factory):
     if (folder / name).is_dir():
         theirs = LlamaForCausalLM.from_pretrained(folder / name)
     else:
-        theirs = LlamaForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float)
+        theirs = read_by_transformers(folder / name)
     hub = make()
     words, eos = hub.dictionary, theirs.config.eos_token_id
     places = torch.tensor([words.index(str(i)) for i in range(theirs.config.vocab_size)])
@@ -50,6 +51,15 @@ def real(request, real_data, tmp_path_factory):
     return SimpleNamespace(
         make=make, theirs=theirs.eval(), length=length, ours=ours, text=token[ours], places=places
     )
+
+
+def read_by_transformers(path):
+    """A .gguf file, as from_pretrained does it, but for accelerate."""
+    theirs = LlamaForCausalLM(LlamaConfig(**load_gguf_checkpoint(path)["config"]))
+    tensors = load_gguf_checkpoint(path, return_tensors=True, model_to_load=theirs)["tensors"]
+    missing, unexpected = theirs.load_state_dict(tensors, strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}  # which is the embedding
+    return theirs.float()
 
 
 def perplexity(logits, tokens, skipped=0):
