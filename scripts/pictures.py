@@ -40,9 +40,10 @@ def first_document(data, path):
 
 
 def lit_up(trace, tokens, is_key):
-    """Of values that are not in sight any more and are told right, how many look most at a word of
-    their own pair.  -> tokens, whether each does, the share of the words that are of the pair, and
-    what the word that is looked at most gets, and how far back it is: array of 5 columns"""
+    """Of values that are not in sight any more and are told right: the token, whether it looks most
+    at a word of its own pair (words in one cell of a density get the same), what such words get of
+    the reads, what share of all words they are, what the one that is looked at most gets, and how
+    far back it is.  -> array of 6 columns"""
     back = distances_back(tokens, is_key)
     asked = np.flatnonzero(back)
     far = ~in_window(back, trace.info["length"], trace.info["short_term"])
@@ -54,9 +55,10 @@ def lit_up(trace, tokens, is_key):
         at = trace.numbers(f"own.{layer}", places) - 1  # tokens
         key = tokens[token - 1]
         own = np.where(is_key[tokens[at]], tokens[at], tokens[np.maximum(at - 1, 0)]) == key
-        best = masses.argmax()
-        found.append((token, own[best], own.mean(), masses[best], token - at[best]))
-    return np.array(found).reshape(-1, 5)
+        best = np.where(own, masses, 0).argmax()
+        most = own.any() and masses[best] > 0.99 * masses.max()
+        found.append((token, most, masses[own].sum(), own.mean(), masses[best], token - at[best]))
+    return np.array(found).reshape(-1, 6)
 
 
 def photograph(page, path):
@@ -97,15 +99,16 @@ def main():
     print(printed.splitlines()[-2])
     trace = Trace(out / "seen/trace")
     found = lit_up(trace, tokens, is_key)
-    lit, chance = found[:, 1].sum(), found[:, 2].mean()
+    _, lit, mass, chance, _, _ = found.mean(axis=0)
     print(
-        f"{len(found)} right answers out of sight: {lit:.0f} look most at a word of their own pair "
-        f"({100 * lit / len(found):.0f} %; at random {100 * chance:.1f} %)"
+        f"{len(found)} right answers out of sight: {found[:, 1].sum():.0f} look most at a word of "
+        f"their own pair ({100 * lit:.0f} %), which gets {100 * mass:.0f} % of their reads and is "
+        f"{100 * chance:.1f} % of the words"
     )
     for name in ("densities.png", "space.png"):
         shutil.copyfile(out / "seen" / name, docs / name)
-    near = found[(found[:, 1] > 0) & (found[:, 4] < ON_A_SCREEN)]
-    best = int(near[near[:, 3].argmax(), 0])
+    near = found[(found[:, 1] > 0) & (found[:, 5] < ON_A_SCREEN)]
+    best = int(near[near[:, 4].argmax(), 0])
     print(f"the picture of the page is of token {best}")
     photograph(f"file://{out}/seen/index.html#{best}", docs / "page.png")
 

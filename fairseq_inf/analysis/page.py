@@ -19,6 +19,7 @@ from .trace import Trace
 
 CHUNK = 2048  # tokens whose densities are unpacked together
 BUDGET = 24_000_000  # bytes for all densities: of a long text a page knows fewer cells of each
+SHOTS = 8_000_000  # bytes for places that need not be worked out
 WHOLE = 65535
 
 
@@ -85,9 +86,24 @@ def columns(trace: Trace) -> Iterator[tuple[str, np.ndarray]]:
             if np.array_equal(numbers, np.arange(len(numbers)) + numbers[:1]):
                 numbers = numbers[:1]  # one after the other
             yield f"{name}.numbers", numbers
+            yield f"{name}.shots", shots(trace, name, kinds)
             yield f"{name}.writes", trace.column(f"{name}.writes").astype("i4")
             for part in ("knots", "new", "begin"):
                 yield f"{name}.{part}", trace.column(f"{name}.{part}").astype("f4")
+
+
+def shots(trace: Trace, name: str, kinds: tuple[str, ...]) -> np.ndarray:
+    """Where everything is at some segments, the last one among them, so that the page need not
+    follow a long text from its beginning: [segment, first, begin, K, t_1 .. t_K] of each.  -> f4"""
+    info, found = trace.info, []
+    room = SHOTS / (4 * len(info["layers"]) * len(kinds))  # numbers
+    count = int(np.clip(room / max(info["tokens"] / 2, 1), 1, 16))
+    chosen = {info["segments"] - 1 - info["segments"] * i // count for i in range(count)}
+    for segment, places in enumerate(trace.walk(name)):
+        if segment in chosen:
+            head = [segment, places.first, places.begin, len(places.t)]
+            found += [np.array(head), places.t.numpy()]
+    return np.concatenate(found).astype("f4")
 
 
 def packed(trace: Trace, own: dict[str, Any], first: int, after: int, kept: int) -> np.ndarray:

@@ -115,6 +115,7 @@ class Trace:
                 f"{folder}/trace.safetensors cannot be read ({error}): inspect the text again"
             ) from None
         self.names = set(self.file.keys())
+        self.ends: dict[str, Places] = {}
 
     def column(self, name: str, first: int = 0, after: int | None = None) -> np.ndarray:
         """Some rows of a column, or all."""
@@ -173,8 +174,9 @@ class Trace:
 
     def places(self, name: str) -> Places:
         """Where the vectors are at the end."""
-        *_, found = self.walk(name)
-        return found
+        if name not in self.ends:
+            *_, self.ends[name] = self.walk(name)
+        return self.ends[name]
 
     def density(self, layer: int, token: int) -> GaussianDensity | CellDensity:
         """Through which each head looked when the token was predicted: of H."""

@@ -90,15 +90,21 @@ def draw_questions(
     return tokens
 
 
+def last_stood(tokens: np.ndarray) -> np.ndarray:
+    """How long ago each token stood before, 0 if it is new.  T -> T"""
+    at = np.argsort(tokens, kind="stable")  # one word after the other
+    again = tokens[at[1:]] == tokens[at[:-1]]
+    found = np.zeros(len(tokens), dtype=np.int64)
+    found[at[1:][again]] = np.diff(at)[again]
+    return found
+
+
 def distances_back(tokens: np.ndarray, is_key: np.ndarray) -> np.ndarray:
     """For each token how long ago the key before it last stood, 0 if that is no key or a new one.
 
     tokens: T.  is_key: of each word of the dictionary.  -> T"""
-    at = np.flatnonzero(is_key[tokens[:-1]])
-    at = at[np.argsort(tokens[at], kind="stable")]  # one key after the other
     found = np.zeros(len(tokens), dtype=np.int64)
-    again = tokens[at[1:]] == tokens[at[:-1]]
-    found[at[1:][again] + 1] = np.diff(at)[again]
+    found[1:] = np.where(is_key[tokens[:-1]], last_stood(tokens[:-1]), 0)
     return found
 
 

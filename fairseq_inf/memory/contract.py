@@ -77,6 +77,9 @@ class Move:
     def __call__(self, t: Tensor) -> Tensor:
         if self.exact is not None:
             return self.exact(t)
+        if len(self.knots) == 2:  # without a search
+            (left, right), (low, high) = self.knots, self.landed
+            return torch.lerp(low, high, ((t - left) / (right - left)).clamp(0, 1))
         at = torch.searchsorted(self.knots, t, right=True).clamp(1, len(self.knots) - 1)
         left, right = self.knots[at - 1], self.knots[at]
         share = ((t - left) / (right - left).clamp(min=1e-300)).clamp(0, 1)
