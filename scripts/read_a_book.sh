@@ -55,9 +55,8 @@ except UnicodeDecodeError:
 if most and len(text) > most:
     print(f"the first {most:,} of its {len(text):,} characters (CHARACTERS=0 for all)")
     text = text[:most]
-for split, part in {"train": text[:2000], "validation": text[:2000], "test": text}.items():
-    (folder / split).mkdir(parents=True, exist_ok=True)
-    (folder / split / "book.txt").write_text(part, encoding="utf-8")
+(folder / "test").mkdir(parents=True, exist_ok=True)
+(folder / "test" / "book.txt").write_text(text, encoding="utf-8")
 PY
 python -m fairseq_inf.commands.read "$out/text/test/book.txt" --path "$out/model/checkpoint.pt" \
     --data "$out/model" --output "$out/memory.safetensors" --cpu

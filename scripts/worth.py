@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from fairseq.data import Dictionary, data_utils
 
+from fairseq_inf.errors import plain_errors
 from fairseq_inf.hub import from_pretrained
 
 
@@ -168,4 +169,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with plain_errors("worth.py"):
+        main()

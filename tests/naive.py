@@ -325,9 +325,8 @@ def gpt2_attention(module, x, slots):
 
 
 def llama(model, tokens, segment):
-    """Llama of one row, segment by segment, with or without a compressive memory, whose last slot
-    is as far away as the oldest vector of a short-term memory, or the first sink.
-    -> logits: T x V"""
+    """Llama of one row, segment by segment, with or without a compressive memory, whose slots go
+    back from the oldest vector of a short-term memory, or the first sink.  -> logits: T x V"""
     past = [[] for _ in model.layers]
     outs, stm, most = [], model.stm_length, model.short_term.sinks
     for begin in range(0, len(tokens), segment):
@@ -346,7 +345,7 @@ def llama(model, tokens, segment):
             out = found @ layer.attention.output.weight.T
             if layer.memory is not None:
                 slots = compressive_stream(layer.memory, left, [len(left)])[0].detach()
-                back = range(len(slots) - 1, -1, -1)
+                back = range(len(slots), 0, -1)
                 far = [most + stm + model.slot_spacing * number for number in back]
                 both = rotary_attention(*args, slots, far)
                 out = out + (both - found) @ layer.memory.output.weight.T

@@ -266,3 +266,17 @@ def test_vectors_come_with_their_numbers_in_the_stream(host):
         first = model.decoder.short_term.sinks
         assert numbers.tolist() == list(range(first, first + len(numbers)))
         assert len(numbers) > 25
+
+
+@pytest.mark.parametrize("memory", ["gibbs", "picked"])
+def test_a_vector_is_that_of_the_word_of_its_number(memory):
+    model, tokens = make_model(memory), text(2, 43)
+    decoder, come = model.decoder, 0
+    with torch.no_grad():
+        made = decoder.layers[0].source(decoder.embed(tokens, torch.zeros(1, dtype=torch.long)))
+    for number, (row, _, own, _) in enumerate(watch(model, tokens, 5)):
+        if number % 4 < 2:  # the first layer, two rows
+            numbers, vectors = own.watched.row(row)
+            assert torch.allclose(vectors, made[row, numbers], atol=1e-6)
+            come += len(numbers)
+    assert come > 25

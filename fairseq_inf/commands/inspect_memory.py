@@ -9,15 +9,15 @@ of, from which the second command makes them again.
 """  # noqa: E501
 
 import argparse
-import io
+import contextlib
 import os
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from fairseq_inf.analysis.report import pyplot
+from fairseq_inf.commands import text_named
 from fairseq_inf.errors import Failure, plain_errors
 
 COMMAND = "fairseq-inf-inspect"
@@ -44,8 +44,9 @@ def parse() -> argparse.Namespace:
             parser.error(f"--trace has been read already: leave {name} out")
         if not args.trace and not value:
             parser.error(f"{name} is missing: name it, or a trace by --trace")
-    if args.text and args.text != "-" and not Path(args.text).is_file():
-        parser.error(f"{args.text} does not exist or is not a file")
+    args.named = args.text
+    if args.text:
+        args.text = text_named(args.text, parser)
     return args
 
 
@@ -73,7 +74,9 @@ def open_hubs(args: argparse.Namespace) -> tuple[Any, Any]:
     hub = MemoryLM.from_pretrained(folder, checkpoint, args.data)
     hubs, sticky = [hub], hub.cfg.model.get("ltm_sticky")
     if sticky is not None:
-        hubs.append(MemoryLM.from_pretrained(folder, checkpoint, args.data, ltm_sticky=not sticky))
+        with contextlib.suppress(ValueError):  # settings that exclude the other one
+            other = MemoryLM.from_pretrained(folder, checkpoint, args.data, ltm_sticky=not sticky)
+            hubs.append(other)
     if torch.cuda.is_available() and not args.cpu:
         hubs = [own.cuda() for own in hubs]
     return hub, hubs[1] if len(hubs) > 1 else None
@@ -84,10 +87,8 @@ def read(args: argparse.Namespace, folder: Path) -> None:
     from fairseq_inf.analysis.inspection import inspect
 
     hub, other = open_hubs(args)
-    text: Path | io.TextIOWrapper = Path(args.text)
-    if args.text == "-":
-        text = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="strict")
-    inspect(hub, text, "the text" if args.text == "-" else args.text, folder, other, progress=True)
+    name = "the text" if args.named == "-" else args.named
+    inspect(hub, args.text, name, folder, other, progress=True)
 
 
 def main() -> None:

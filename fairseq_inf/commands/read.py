@@ -1,11 +1,9 @@
 """fairseq-inf-read: read a text of any size and keep the memory of it in a file."""
 
 import argparse
-import io
-import sys
 import time
-from pathlib import Path
 
+from fairseq_inf.commands import text_named
 from fairseq_inf.errors import plain_errors
 
 
@@ -18,11 +16,7 @@ def main() -> None:
     parser.add_argument("--memory", help="go on from this memory file")
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args()
-    text: Path | io.TextIOWrapper = Path(args.text)
-    if args.text == "-":
-        text = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="strict")
-    elif not Path(args.text).is_file():
-        parser.error(f"{args.text} does not exist or is not a file")
+    text = text_named(args.text, parser)
 
     from fairseq_inf.hub import open_hub
     from fairseq_inf.memory import check_writable

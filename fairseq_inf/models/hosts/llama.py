@@ -114,10 +114,10 @@ class LlamaDecoder(PretrainedDecoder):
         return self._rotations(slots, self.short_term.size, length)
 
     def _rotations(self, slots: int, shown: int, queries: int) -> Tensor:
-        """Of the slots, the last of them at 0, then K + S - shown .. K + S + queries - 1."""
+        """Of the slots, back from 0, then of K + S - shown .. K + S + queries - 1."""
         like, kept = self.layers[0].inner.weight, self.short_term.size
         places = torch.arange(kept - shown, kept + queries, device=like.device)
-        back = torch.arange(1 - slots, 1, device=like.device) * self.slot_spacing
+        back = torch.arange(-slots, 0, device=like.device) * self.slot_spacing
         width = self.layers[0].attention.head_dim
         return rotations(torch.cat([back, places]), width, self.theta, like.dtype)
 

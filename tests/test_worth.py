@@ -1,0 +1,52 @@
+"""What a memory is worth to a pretrained model, by the scripts."""
+
+import runpy
+import subprocess
+import sys
+
+import commands
+import pytest
+from conftest import ROOT
+from test_pretrained import KINDS, convert, hugging_face
+
+
+@pytest.mark.slow
+def test_the_worth_of_an_untrained_memory_is_measured_book_by_book(tmp_path, monkeypatch, capsys):
+    hugging_face(tmp_path / "hf", **KINDS[0])
+    flags = "--arch compressive_transformer_lm_llama --compression mean --compression-rate 1 "
+    flags += "--cmem-length 8 --ltm-pick 2 --slot-spacing 2 --ltm-start host --stm-length 8 "
+    flags += "--sink-tokens 2 --tokens-per-sample 8"
+    convert(tmp_path / "hf", tmp_path / "model", *flags.split())
+    (tmp_path / "in" / "valid").mkdir(parents=True)
+    for book in ("one", "two"):
+        (tmp_path / "in" / "valid" / f"{book}.txt").write_text(f"the {book} is 12 {book}. " * 9)
+    args = [tmp_path / "in", tmp_path / "bin", "--encoding", tmp_path / "model", "--workers", 1]
+    code, printed = commands.run("fairseq-inf-prepare", args, ROOT)
+    assert code == 0, printed
+    command = [ROOT / "scripts" / "worth.py", tmp_path / "bin"]
+    command += ["--path", tmp_path / "model" / "checkpoint.pt", "--tokens", 70, "--context", 16]
+
+    def worth(*rows):
+        words = [word for row in rows for word in ("--memory", row)]
+        monkeypatch.setattr(sys, "argv", [str(word) for word in (*command, *words)])
+        runpy.run_path(str(command[0]), run_name="__main__")
+        return [line.split() for line in capsys.readouterr().out.splitlines()]
+
+    first = worth("{}", "{'stm_length': 0, 'ltm_pick': 1}")
+    second = worth("{}")  # from the file, but for the memory
+    names = ["2", "alone", "with", "short", "memory", "short", "memory"]
+    assert [row[0] for row in first] == names and "share" in first[4]
+    assert first[:4] == second[:4] and first[4][:6] == second[4][:6]
+    with pytest.raises(SystemExit, match="ltm_pik is not a setting of this model, is it ltm_pick"):
+        worth("{'ltm_pik': 1}")
+
+
+def test_a_book_that_is_not_there_is_named(tmp_path):
+    command = ["bash", str(ROOT / "scripts" / "read_a_book.sh")]
+    run = {"cwd": tmp_path, "text": True, "capture_output": True}
+    done = subprocess.run([*command, "no.txt"], **run)
+    assert done.returncode and done.stderr == (
+        "read_a_book: no.txt does not exist or is not a file\n"
+    )
+    assert not list(tmp_path.iterdir())
+    assert "usage:" in subprocess.run([*command, "--help"], **run).stdout
