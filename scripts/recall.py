@@ -140,12 +140,13 @@ def by_distance(results):
 
 
 def shades(rows):
-    """-> a color of each row by its name: those of one config are shades of one color"""
+    """-> a color of each row by its name: those of one config are shades of one color, the config
+    with the most rows has the first"""
     families = {}
     for row in rows:
         families.setdefault(row.split(",")[0], []).append(row)
     colors = {}
-    for number, own in enumerate(families.values()):
+    for number, own in enumerate(sorted(families.values(), key=len, reverse=True)):
         base = np.array(to_rgb(f"C{number}"))
         for i, row in enumerate(own):
             light = 0.6 * (1 - (i + 1) / len(own))
@@ -155,10 +156,12 @@ def shades(rows):
 
 def draw(path, found, marks, names):
     plt = pyplot()
-    figure, axes = plt.subplots(figsize=(6, 4.8))
+    figure, axes = plt.subplots(figsize=(9.5, 4.4))
     place = {edge: i for i, edge in enumerate(names)}
     colors = shades([config for config in found if not config.endswith(OFF)])
     for config, values in found.items():
+        if config.endswith(OFF) and len(colors) > 3:
+            continue  # in the table only
         color = colors[config.removesuffix(OFF)]
         how = {"ls": "--", "lw": 1} if config.endswith(OFF) else {"marker": "o", "ms": 4}
         at = [place[edge] for edge in values]
@@ -174,14 +177,21 @@ def draw(path, found, marks, names):
     axes.set_xlabel("tokens since the pair last stood")
     axes.set_ylabel("values recalled, %")
     axes.set_ylim(0, 100)
-    axes.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
     save(plt, figure, path)
 
 
 def report(args, results, rows):
     """Write CSV, PNG and table.md.  -> the table"""
-    order = [row.name for row in rows]
-    results.sort(key=lambda r: (order.index(r["config"]), r["seed"]))
+    order = {row.name: number for number, row in enumerate(rows)}
+    first = {}  # of each config: its rows stand together, the smallest state first
+    for row in rows:
+        first.setdefault(row.name.split(",")[0], order[row.name])
+    results.sort(
+        key=lambda r: (
+            first[r["config"].split(",")[0]], r["floats"], order[r["config"]], r["seed"]
+        )
+    )  # fmt: skip
     sizes = windows(rows)
     marks = references(args, sizes)
     found = by_distance(results)
