@@ -126,7 +126,7 @@ def trained(data_bin, tmp_path_factory):
     """-> a folder with a trained model, and what the training printed"""
     save_dir = tmp_path_factory.mktemp("trained")
     logs = ["--tensorboard-logdir", save_dir / "tb"]
-    return save_dir, train(data_bin, save_dir, "--max-update", 200, *logs)
+    return save_dir, train(data_bin, save_dir, "--max-update", 200, "--seed", 2, *logs)
 
 
 @pytest.fixture(scope="session")

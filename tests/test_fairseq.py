@@ -109,7 +109,7 @@ def test_adaptive_softmax_and_the_wikitext_architecture(data_bin, tmp_path):
         "--decoder-ffn-embed-dim 16 --adaptive-input-cutoff 20,40 "
         "--adaptive-softmax-cutoff 20,40 --stm-length 8 --ltm-basis 10"
     ).split()
-    printed = train(data_bin, tmp_path, "--max-update", 30, model=model)
+    printed = train(data_bin, tmp_path, "--max-update", 30, "--seed", 2, model=model)
     logs = train_logs(printed)
     assert float(logs[-1]["nll_loss"]) < float(logs[0]["nll_loss"])
     cfg = load(tmp_path / "checkpoint_last.pt")["cfg"]["model"]
