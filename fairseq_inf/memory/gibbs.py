@@ -36,8 +36,7 @@ class GibbsDensity(CellDensity):
 class GibbsMemory(PointsMemory):
     """z = sum over D points t of p(t) V X(t), p(t) ~ exp(q . K X(t) / sqrt(d)).
 
-    It is silent at first, its W^M is zero: a memory that has not learned to point yet is only noise
-    to its host.
+    It is silent at first, its W^M is zero, so that a model begins as its host does.
 
     There is no gate: the density chooses what to read, and a gate, which costs as much as keys,
     values and output together, has not recalled more.
