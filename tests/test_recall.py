@@ -84,7 +84,7 @@ def distances_by_hand(line):
     for place in range(len(line)):
         before = line[place - 1] if place else FILLER
         found.append(0)
-        if before.startswith("k"):
+        if before[0] in "hk":
             if before in last:
                 found[-1] = place - last[before]
             last[before] = place
@@ -144,6 +144,13 @@ def test_ranks_have_the_distribution_that_was_asked_for(distances):
     assert abs(chi - 63) < 4 * math.sqrt(2 * 63)
 
 
+def test_hot_keys_return_with_their_share_and_the_others_as_without_them():
+    a = draw_keys(np.random.default_rng(3), 500, 40, K, "log-uniform", 2, 0.2)
+    others = draw_keys(np.random.default_rng(3), 500, 40, K - 2, "log-uniform")
+    assert ((a < 2).mean(), (a == 0).mean()) == pytest.approx((0.2, 0.1), abs=0.01)
+    assert np.array_equal(a[a >= 2], others[a >= 2] + 2)
+
+
 def test_values_are_drawn_anew_for_each_document():
     tokens = draw_streams(np.random.default_rng(2), 4000, 60, K, V, 0, "uniform")
     firsts = tokens[tokens[:, 0] == 0][:, 1]
@@ -196,6 +203,8 @@ def test_bad_options_are_refused_in_one_sentence(data, tmp_path):
         (("--length", 4), "--length must be at least 5, got 4"),
         (("--sizes", 1, 0, 1), "--sizes must be at least 1, got 0"),
         (("--fillers", 1), "--fillers must be from 0 to less than 1, got 1.0"),
+        (("--hot", 7, "--keys", 8), "--hot must be from 0 to two less than --keys 8, got 7"),
+        (("--hot-share", 1), "--hot-share must be strictly between 0 and 1, got 1.0"),
         (("--mode", "pairs", "--pairs", 9, "--keys", 8), "--pairs 9 wants as many --keys, got 8"),
     ):
         assert said in refused(tmp_path / "new", *args)
@@ -291,6 +300,16 @@ def recalled(tmp_path_factory):
     return data, folder / "run", printed
 
 
+@pytest.fixture(scope="module")
+def hot(tmp_path_factory):
+    """One of four keys returns again and again."""
+    folder = tmp_path_factory.mktemp("hot")
+    data = folder / "bin"
+    options = "--keys 4 --hot 1 --hot-share 0.2 --values 2 --length 65 --sizes 40 9 30"
+    prepare(data, *options.split())
+    return data, folder / "run", train(data, folder / "run", "--batch-size", 5, "--max-update", 9)
+
+
 def last(printed, name):
     return float(re.findall(rf'"(?:valid_|test_)?{name}": "([-\d.e]+)"', printed)[-1])
 
@@ -311,8 +330,9 @@ def validate(data, run, *args):
 
 
 @pytest.mark.slow
-def test_what_is_logged_is_what_the_decoder_says_document_by_document(recalled):
-    data, run, _ = recalled
+@pytest.mark.parametrize("trained", ["recalled", "hot"])
+def test_what_is_logged_is_what_the_decoder_says_document_by_document(trained, request):
+    data, run, _ = request.getfixturevalue(trained)
     argv = [str(data), *TASK[2:], *MODEL, *TRAIN]
     parsed = options.parse_args_and_arch(options.get_training_parser(), argv)
     cfg = convert_namespace_to_omegaconf(parsed)
@@ -320,7 +340,7 @@ def test_what_is_logged_is_what_the_decoder_says_document_by_document(recalled):
     model = task.build_model(cfg.model)
     model.load_state_dict(load(run / "checkpoint_last.pt")["model"])
     model.eval()
-    words = dictionary(2, 2)
+    words = Dictionary.load(str(data / "dict.txt"))
     right, asked = collections.Counter(), collections.Counter()
     for line in documents(data, "test"):
         inputs = torch.tensor([[words.eos(), *map(words.index, line)]])
@@ -330,19 +350,23 @@ def test_what_is_logged_is_what_the_decoder_says_document_by_document(recalled):
                 x, state, _ = model.decoder(part, state)
                 outputs.append(x)
         best = torch.cat(outputs, dim=1)[0].argmax(dim=-1).tolist()
-        for word, guess, distance in zip(line, best, distances_by_hand(line), strict=False):
+        back = zip(["", *line], line, best, distances_by_hand(line), strict=False)
+        for key, word, guess, distance in back:
             if distance:
                 edge = next(e for e in (8, 16, 32, 64) if distance < e)
+                if key[0] == "h":
+                    edge = "hot" if distance >= 2 * L else "near"
                 asked[edge] += 1
                 right[edge] += words[guess] == word
-    assert len(asked) > 1
+    near = asked.pop("near", 0)
+    assert len(asked) > 1 and (near > 0) == ("hot" in asked) == (trained == "hot")
     for rows in (7, 30):
         printed = validate(data, run, "--batch-size", rows)
         for edge, count in asked.items():
             assert last(printed, f"recall_{edge}") == pytest.approx(
                 100 * right[edge] / count, abs=0.01
             )
-        total = 100 * sum(right.values()) / sum(asked.values())
+        total = 100 * sum(right.values()) / (sum(asked.values()) + near)
         assert last(printed, "accuracy") == pytest.approx(total, abs=0.01)
 
 

@@ -6,8 +6,9 @@
 A document is a stream of pairs "key value".  Which value a key has is drawn for each document, and
 stays.  The next key is the r-th last one of all keys, r log-uniform (or uniform) from 1 to K, so
 that keys return after short and long times; those that have not stood yet are the last ones, in a
-random order.  Fillers stand between pairs.  With --mode pairs a document is n pairs of different
-keys, a gap of fillers, and one of the keys again with its value.
+random order.  Fillers stand between pairs.  With --hot some keys return again and again: each pair
+is one of theirs with the probability --hot-share, whatever has stood before.  With --mode pairs a
+document is n pairs of different keys, a gap of fillers, and one of the keys again with its value.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from .streams import SegmentBatches, Spans, StreamDataset
 from .synthetic import SPLITS, binarize, check_least, make_folder
 
 FILLER = "."
+HOT = "h"  # how hot keys begin
 SUMMARY = "recall.json"  # of a data-bin: what it was made with
 AT_ONCE = 500  # documents that are drawn together
 
@@ -39,9 +41,19 @@ def draw_ranks(
 
 
 def draw_keys(
-    rng: np.random.Generator, documents: int, pairs: int, keys: int, distances: str
+    rng: np.random.Generator,
+    documents: int,
+    pairs: int,
+    keys: int,
+    distances: str,
+    hot: int = 0,
+    hot_share: float = 0.0,
 ) -> np.ndarray:
-    """-> the keys of each document in their order: D x P"""
+    """-> the keys of each document in their order, the hot ones are the first: D x P"""
+    if hot:
+        others = hot + draw_keys(rng, documents, pairs, keys - hot, distances)
+        again = rng.random((documents, pairs)) < hot_share
+        return np.where(again, rng.integers(hot, size=(documents, pairs)), others)
     stack = rng.permuted(np.tile(np.arange(keys), (documents, 1)), axis=1)  # the last one first
     ranks = draw_ranks(rng, (pairs, documents), keys, distances)
     drawn = np.empty((documents, pairs), dtype=np.int64)
@@ -61,10 +73,12 @@ def draw_streams(
     values: int,
     fillers: float,
     distances: str,
+    hot: int = 0,
+    hot_share: float = 0.0,
 ) -> np.ndarray:
     """-> tokens: keys from 0 on, then values, then the filler: D x length"""
     pairs = int(length * (1 - fillers)) // 2
-    drawn = draw_keys(rng, documents, pairs, keys, distances)
+    drawn = draw_keys(rng, documents, pairs, keys, distances, hot, hot_share)
     belongs = keys + rng.integers(values, size=(documents, keys))
     # pairs and fillers in a random order; a pair begins after two tokens for each pair before it
     is_pair = np.arange(length - pairs) < pairs
@@ -126,11 +140,13 @@ def bin_edges(length: int, longest: int) -> list[int]:
 
 class RecallBatches(SegmentBatches):
     """Segments whose targets are the values of keys that have stood before; beside them, as
-    `distance`, how long before, B x T, and the `edges` of the bins that it is counted in."""
+    `distance`, how long before, B x T, and the `edges` of the bins that it is counted in; where
+    there are hot keys, `hot`, B x T, says whose they are."""
 
     def __init__(self, dataset: StreamDataset, spans: Spans, length: int, own: slice) -> None:
         super().__init__(dataset, spans, length, own)
         self.is_key = find_keys(dataset.dictionary)
+        self.is_hot = torch.from_numpy(find_keys(dataset.dictionary, HOT))
         self.edges = bin_edges(length, int(dataset.sizes.max()))
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -148,24 +164,28 @@ class RecallBatches(SegmentBatches):
         batch["target"] = batch["target"].masked_fill(~asked, self.pad)
         batch["distance"], batch["edges"] = distance, self.edges
         batch["ntokens"] = int(asked.sum())
+        if self.is_hot.any():
+            batch["hot"] = asked & self.is_hot[batch["net_input"]["src_tokens"]]
         return batch
 
 
-def dictionary(keys: int, values: int) -> Dictionary:
+def dictionary(keys: int, values: int, hot: int = 0) -> Dictionary:
     words = Dictionary()
-    for word in [f"k{i}" for i in range(keys)] + [f"v{i}" for i in range(values)] + [FILLER]:
-        words.add_symbol(word)
+    for letter, count in (("h", hot), ("k", keys - hot), ("v", values)):
+        for number in range(count):
+            words.add_symbol(f"{letter}{number}")
+    words.add_symbol(FILLER)
     return words
 
 
-def find_keys(words: Dictionary) -> np.ndarray:
-    """-> of each word whether it is a key"""
-    return np.array([re.fullmatch(r"k\d+", word) is not None for word in words.symbols])
+def find_keys(words: Dictionary, kind: str = "[hk]") -> np.ndarray:
+    """-> of each word whether it is a key, or a key of a kind"""
+    return np.array([re.fullmatch(rf"{kind}\d+", word) is not None for word in words.symbols])
 
 
 def make(folder: str, mode: str, sizes: Sequence[int], seed: int, **options: Any) -> None:
     """Write dict.txt and the three splits into a folder."""
-    words = dictionary(options["keys"], options["values"])
+    words = dictionary(options["keys"], options["values"], options.get("hot", 0))
     words.save(os.path.join(folder, "dict.txt"))
     draws: dict[str, Callable[..., np.ndarray]] = {"stream": draw_streams, "pairs": draw_questions}
     draw = draws[mode]
@@ -195,6 +215,8 @@ def parse() -> argparse.Namespace:
     add("--distances", choices=["log-uniform", "uniform"], default="log-uniform",
         help="stream: how many keys back the next one is")  # fmt: skip
     add("--fillers", type=float, default=0.0, help="stream: share of the tokens, between pairs")
+    add("--hot", type=int, default=0, help="stream: keys that return again and again")
+    add("--hot-share", type=float, default=0.05, help="stream: share of the pairs that are theirs")
     add("--pairs", type=int, default=8, help="pairs: how many, of different keys")
     add("--gap", type=int, default=256, help="pairs: fillers before the question")
     add("--sizes", type=int, nargs=3, default=[20000, 200, 800], help="documents of each split")
@@ -204,6 +226,10 @@ def parse() -> argparse.Namespace:
     check_least(parser, args, least)
     if not 0 <= args.fillers < 1:
         parser.error(f"--fillers must be from 0 to less than 1, got {args.fillers}")
+    if args.hot and not 0 < args.hot <= args.keys - 2:
+        parser.error(f"--hot must be from 0 to two less than --keys {args.keys}, got {args.hot}")
+    if not 0 < args.hot_share < 1:
+        parser.error(f"--hot-share must be strictly between 0 and 1, got {args.hot_share}")
     if args.mode == "pairs" and args.pairs > args.keys:
         parser.error(f"--pairs {args.pairs} wants as many --keys, got {args.keys}")
     return args
@@ -214,6 +240,8 @@ def main() -> None:
     made = {name: vars(args)[name] for name in ("mode", "keys", "values", "sizes", "seed")}
     if args.mode == "stream":
         made.update(length=args.length - 1, fillers=args.fillers, distances=args.distances)
+        if args.hot:
+            made.update(hot=args.hot, hot_share=args.hot_share)
         length = args.length
     else:
         made.update(pairs=args.pairs, gap=args.gap)

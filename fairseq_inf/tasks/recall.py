@@ -17,7 +17,8 @@ from .long_sequence_lm import Step
 @register_task("recall", dataclass=LinesConfig)
 class RecallTask(LinesTask):
     """Rows read document after document, a segment a batch; targets are the values of keys that
-    have stood before.  Logs recall_L, recall_2L, ..: accuracy at distances below L, below 2L, .."""
+    have stood before.  Logs recall_L, recall_2L, ..: accuracy at distances below L, below 2L, ..;
+    hot keys, where there are any, are not in these, but in recall_hot, from 2L on."""
 
     name, needs = "recall", "k0"
     made_by = "python -m fairseq_inf.data.recall"
@@ -53,13 +54,17 @@ class RecallTask(LinesTask):
         right = logits.argmax(dim=-1) == sample["target"][asked]
         edges = torch.tensor(bins, device=distance.device)
         number = torch.bucketize(distance[asked], edges, right=True)
+        found = {}
+        if "hot" in sample:
+            hot = sample["hot"][asked]
+            far = hot & (number > 1)
+            found = {"asked_hot": far.sum(), "recalled_hot": (far & right).sum()}
+            number, right = number[~hot], right[~hot]
         counts = torch.bincount(number, minlength=len(edges))
         rights = torch.bincount(number[right], minlength=len(edges))
-        return {
-            f"{kind}_{edge}": of[i]
-            for i, edge in enumerate(bins)
-            for kind, of in (("asked", counts), ("recalled", rights))
-        }
+        for i, edge in enumerate(bins):
+            found.update({f"asked_{edge}": counts[i], f"recalled_{edge}": rights[i]})
+        return found
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
         super().reduce_metrics(logging_outputs, criterion)
