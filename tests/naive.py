@@ -119,18 +119,19 @@ def read_gibbs(memory, query, coefficients, held):
     for p in range(memory.points):
         at = torch.tensor((p + 0.5) / memory.points, dtype=query.dtype)
         x = coefficients.T @ psi(at, centers, widths)
-        if memory.normalize:
-            x = x / torch.sqrt((x**2).mean() + 1e-6)
         if hasattr(memory.schedule, "oldest") and memory.schedule.age(at) > held:
             x = torch.zeros_like(x)  # nothing has come to be so old
         signal.append(x)
-    keys, values = (torch.stack(signal) @ m.weight.T for m in (memory.key, memory.value))
+    long = [x / torch.sqrt((x**2).mean() + 1e-6) for x in signal]
+    keys = torch.stack(long) @ memory.key.weight.T
+    values = torch.stack(signal) @ memory.value.weight.T
     z, masses = [], []
     for head in range(h):
         own = slice(head * d, (head + 1) * d)
         for i in range(t):
             p = torch.softmax(keys[:, own] @ query[head, i] / math.sqrt(d), dim=0)
-            z.append(p @ values[:, own])
+            found = p @ values[:, own]
+            z.append(memory.gain[head] * found / torch.sqrt((found**2).mean() + 1e-6))
             masses.append(p)
     z = torch.stack(z).view(h, t, d).transpose(0, 1).reshape(t, h * d)
     return z @ memory.output.weight.T, torch.stack(masses).view(h, t, -1)

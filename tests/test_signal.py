@@ -17,6 +17,7 @@ WRITES = (7, 7, 3, 12, 1)
 def make(kind=GibbsMemory, double=True, num_basis=12, **kwargs):
     torch.manual_seed(0)
     memory = kind(DIM, HEADS, num_basis, widths=(1 / num_basis,), **kwargs)
+    torch.nn.init.xavier_uniform_(memory.output.weight)  # a Gibbs memory begins silent
     return (memory.double() if double else memory).eval()
 
 
@@ -27,7 +28,6 @@ def make(kind=GibbsMemory, double=True, num_basis=12, **kwargs):
         {"schedule": "uniform", "tau": 0.6},
         {"schedule": "uniform", "samples": 40, "ridge": 0.01, "points": 7},
         {"schedule": "logarithmic", "oldest": 200},
-        {"schedule": "uniform", "normalize": False},
     ],
     ids=str,
 )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .contract import Encounter, as_heads
 from .density import CellDensity
+from .errors import SettingError
 from .points import PointsMemory
 from .signal import ContinuousState
 
@@ -34,16 +35,20 @@ class GibbsDensity(CellDensity):
 
 
 class GibbsMemory(PointsMemory):
-    """z = sum over D points t of p(t) V X(t), p(t) ~ exp(q . K X(t) / sqrt(d)).
+    """z = sum over D points t of p(t) V X(t), p(t) ~ exp(q . K x(t) / sqrt(d)), and the heads get
+    D = g z / |z|.
 
-    It is silent at first, its W^M is zero, so that a model begins as its host does.
+    A mean of many vectors is shorter than a vector.  Keys are made of x(t), which is X(t) at unit
+    root mean square, so that a density can point wherever something stands; values of X(t) as it
+    is, so that a read over many points still counts what was stored; what a head has found is
+    brought to unit root mean square.
+
+    It is silent at first, its W^M is zero, so that a model begins as its host does; and quiet, for
+    an optimizer such as Adam moves every weight alike, and at full strength the first steps of W^M
+    disturb the host more than the memory helps: the gain g, a number a head, begins small.
 
     There is no gate: the density chooses what to read, and a gate, which costs as much as keys,
     values and output together, has not recalled more.
-
-    A mean of many vectors is shorter than a vector: with `normalize` each X(t) is brought to unit
-    root mean square first, which points better; without, all of them together still count what was
-    stored.
     """
 
     gated = False
@@ -56,32 +61,32 @@ class GibbsMemory(PointsMemory):
         widths: Sequence[float] = (0.01, 0.05),
         *,
         points: int | None = None,
-        normalize: bool = True,
+        gain: float = 0.1,
         **kwargs: Any,
     ) -> None:
-        """points: D, N unless given."""
+        """points: D, N unless given.  gain: g at first."""
+        if gain <= 0:
+            raise SettingError(f"{{gain}} must be positive, got {gain}")
         points = num_basis if points is None else points
         super().__init__(dim, num_heads, num_basis, widths, points=points, **kwargs)
-        self.normalize = normalize
+        self.gain = nn.Parameter(torch.full((num_heads,), float(gain)))  # g
         nn.init.zeros_(self.output.weight)
-
-    def signal(self, state: ContinuousState) -> Tensor:
-        x = super().signal(state)
-        return _at_unit_length(x) if self.normalize else x
 
     def contents(
         self, state: ContinuousState, attention: Any, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """-> keys, values: B x H x D x d"""
-        x = self.signal(state).to(dtype)
-        keys, values = (as_heads(f(x), self.num_heads) for f in (self.key, self.value))
+        x = self.signal(state)
+        keys = as_heads(self.key(_at_unit_length(x).to(dtype)), self.num_heads)
+        values = as_heads(self.value(x.to(dtype)), self.num_heads)
         return keys.contiguous(), values.contiguous()  # a token's read is thrice as fast so
 
     def read(
         self, query: Tensor, own: Tensor | None, contents: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, GibbsDensity]:
         keys, values = contents
-        found = F.scaled_dot_product_attention(query, keys, values)
+        found = _at_unit_length(F.scaled_dot_product_attention(query, keys, values))
+        found = self.gain[:, None, None].to(query.dtype) * found.to(query.dtype)
         return found, GibbsDensity(query.detach(), keys.detach())
 
     def look(self, query: Tensor, state: ContinuousState) -> GibbsDensity:
@@ -110,5 +115,7 @@ class GibbsMemory(PointsMemory):
 
 
 def _at_unit_length(x: Tensor) -> Tensor:
+    """In float32 at least; zeros stay zeros."""
     with torch.autocast(x.device.type, enabled=False):
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
         return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + 1e-6)

@@ -51,10 +51,9 @@ class InfiniteFormerConfig(MemoryLMConfig):
         None, "points of the signal that a Gibbs density is over, or that the host's attention "
         "reads, D (default: N)", before=None,
     )  # fmt: skip
-    ltm_raw: bool = setting(
-        False, "read the points of the signal as long as they are, and not at unit length: a Gibbs "
-        "density then counts better, and points worse", before=False,
-    )  # fmt: skip
+    ltm_gain: float = setting(
+        0.1, "how loud a Gibbs memory is at first, by head; it is learned", before=0.1
+    )
 
 
 PAPER = {"ltm_schedule": "constant", "ltm_density": "gaussian"}
@@ -97,11 +96,11 @@ class InfiniteFormerLM(MemoryLM):
             kind: type[SignalMemory] = ContinuousMemory
             own: dict[str, Any] = {"bins": cfg.ltm_bins}
             if cfg.ltm_density == "gibbs":
-                kind, own = GibbsMemory, {"points": cfg.ltm_points, "normalize": not cfg.ltm_raw}
+                kind, own = GibbsMemory, {"points": cfg.ltm_points, "gain": cfg.ltm_gain}
             if cfg.ltm_density == "host":
                 points = cfg.ltm_basis if cfg.ltm_points is None else cfg.ltm_points
                 kind, own = SlotsOfSignal, {"points": points}
-            names = "widths tau oldest samples ridge sticky bins threshold points".split()
+            names = "widths tau oldest samples ridge sticky bins threshold points gain".split()
             with told_by_flags(num_basis="ltm_basis", **{name: f"ltm_{name}" for name in names}):
                 return kind(
                     cfg.decoder_embed_dim,
