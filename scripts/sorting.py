@@ -68,7 +68,8 @@ NAMES = {
 
 def models(args):
     """-> the names of this scale's configs, in the order of table and figure"""
-    return [name for name in NAMES if (CONFIGS / args.scale / f"{name}.yaml").is_file()]
+    own = [name for name in NAMES if (CONFIGS / args.scale / f"{name}.yaml").is_file()]
+    return [name for name in own if not args.models or name in args.models]
 
 
 def data_bin(args, length):
@@ -170,11 +171,13 @@ def columns_of(results, *names):
 def lengths(args):
     """Accuracy of all models against the length of the sequence."""
     scale = SCALES[args.scale]
-    for length in scale["lengths"]:
+    chosen = {n: rate for n, rate in zip(scale["lengths"], scale["rates"], strict=True)}
+    chosen = {n: chosen[n] for n in args.lengths or chosen}
+    for length in chosen:
         prepare(args, length)
     calls = []
     for seed in args.seeds:
-        for length, rate in zip(scale["lengths"], scale["rates"], strict=True):
+        for length, rate in chosen.items():
             for model in models(args):
                 overrides = []
                 if model == "compressive_transformer":
@@ -189,11 +192,11 @@ def lengths(args):
         lambda r: f"{r['model']}, length {r['length']}, seed {r['seed']}: {r['accuracy']:.2f} %",
     )
     results.sort(key=lambda r: ([*NAMES].index(r["model"]), r["length"], r["seed"]))
-    marks = references(args, scale["lengths"])
+    marks = references(args, chosen)
     names = "model length seed accuracy exact_match kendall_tau nll_loss seconds".split()
     png = write(args, "lengths", names, results + marks)
-    draw_lengths(png, results, marks, scale["lengths"])
-    print(f"\n{lengths_table(results, marks, scale['lengths'])}\n\nfigure: {png}")
+    draw_lengths(png, results, marks, [*chosen])
+    print(f"\n{lengths_table(results, marks, [*chosen])}\n\nfigure: {png}")
 
 
 def lengths_table(results, marks, lengths):
@@ -322,6 +325,8 @@ def main():
     parser.add_argument("figure", choices=["lengths", "basis"])
     parser.add_argument("overrides", nargs="*", help="hydra overrides, a=b, for all trainings")
     parser.add_argument("--scale", choices=SCALES, default="small")
+    parser.add_argument("--models", nargs="+", choices=NAMES, help="only these configs")
+    parser.add_argument("--lengths", type=int, nargs="+", help="lengths: only these of the scale")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
     parser.add_argument("--data", default="data-bin", help="folder for the data")
@@ -333,6 +338,10 @@ def main():
     wrong = [word for word in args.overrides if "=" not in word]
     if wrong:
         parser.error(f"{wrong[0]} is not a hydra override: it must be name=value")
+    unknown = set(args.lengths or ()) - set(SCALES[args.scale]["lengths"])
+    if unknown:
+        own = ", ".join(map(str, SCALES[args.scale]["lengths"]))
+        parser.error(f"--lengths {min(unknown)} must be one of {own}")
     if args.jobs < 1:
         parser.error(f"--jobs must be at least 1, got {args.jobs}")
     if len(set(args.seeds)) < len(args.seeds):

@@ -533,7 +533,7 @@ def experiment(monkeypatch, tmp_path):
     }  # fmt: skip
     monkeypatch.setitem(module.SCALES, "small", tiny)
     args = argparse.Namespace(
-        scale="small", seeds=[1, 2], jobs=1, threads=1, cpu=True,
+        scale="small", seeds=[1, 2], jobs=1, threads=1, cpu=True, models=None, lengths=None,
         data=tmp_path / "data", out=tmp_path / "out",
         overrides="""optimization.max_update=2 task.tokens_per_sample=8 model.decoder_embed_dim=16
             model.decoder_ffn_embed_dim=16 model.stm_length=8""".split(),
@@ -628,6 +628,14 @@ def test_the_figures_show_every_run_with_chance_and_oracle(experiment, monkeypat
     assert (args.out / "small" / "lengths.png").read_bytes()[:4] == b"\x89PNG"
 
     asked.clear()
+    args.models, args.lengths = ["infinite_former_gibbs", "transformer_xl"], [33]
+    module.lengths(args)
+    names = [f"{model}-33" for model in ("transformer_xl", "infinite_former_gibbs")]
+    assert asked == [(name, seed, ()) for seed in (1, 2) for name in names]
+    assert "| accuracy, % | length 33 | from first to last |" in capsys.readouterr().out
+
+    asked.clear()
+    args.models = None
     module.basis(args)
     # N = L with the paper's widths is the run of the first figure
     assert ("infinite_former-25", 1, ()) in asked and len(set(asked)) == 3 * 2 * 2
