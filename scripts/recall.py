@@ -42,6 +42,7 @@ from fairseq_inf.analysis.report import pyplot, save, table, write_csv
 from fairseq_inf.data.recall import SUMMARY, bin_edges, distances_back, find_keys, in_window
 
 OFF = ", memory off"
+HOT = "hot"  # the bin of hot keys
 
 
 def work(args, row, seed):
@@ -63,7 +64,8 @@ def work(args, row, seed):
 
 
 def test(args, checkpoint, log, off=False):
-    """off: without the long-term memory.  -> accuracy, and [end of a bin, accuracy] of each"""
+    """off: without the long-term memory.  -> accuracy, and [end of a bin, accuracy] of each; the
+    last of them has hot keys, if there are any"""
     command = [
         tool("fairseq-validate"), args.data, "--user-dir", str(ROOT / "fairseq_inf"),
         "--task", "recall", "--path", str(checkpoint), "--valid-subset", "test",
@@ -75,9 +77,12 @@ def test(args, checkpoint, log, off=False):
     recall = {
         int(name.removeprefix("test_recall_")): float(value)
         for name, value in measured.items()
-        if name.startswith("test_recall_")
+        if re.fullmatch(r"test_recall_\d+", name)
     }
-    return float(measured["test_accuracy"]), [[edge, recall[edge]] for edge in sorted(recall)]
+    found = [[edge, recall[edge]] for edge in sorted(recall)]
+    if "test_recall_hot" in measured:
+        found.append([HOT, float(measured["test_recall_hot"])])
+    return float(measured["test_accuracy"]), found
 
 
 def state_size(checkpoint, data):
@@ -101,7 +106,8 @@ def references(args, sizes):
     words = Dictionary.load(str(Path(args.data) / "dict.txt"))
     lines = data_utils.load_indexed_dataset(str(Path(args.data) / "test"), words, "mmap")
     chance = 100 / json.loads((Path(args.data) / SUMMARY).read_text())["values"]
-    back = [distances_back(line.numpy(), find_keys(words)) for line in lines]
+    # hot keys are counted apart
+    back = [distances_back(line.numpy(), find_keys(words, "k")) for line in lines]
     distance = np.concatenate([x[x > 0] for x in back])
     rows = []
     for length, stm_length in sizes:
@@ -123,10 +129,11 @@ def references(args, sizes):
 
 def bin_names(edges, length):
     """-> how each bin is called, by its upper end: dict"""
-    return {
+    names = {
         edge: f"< {edge:,}" if edge == length else f"{edge // 2:,}–{edge:,}"
-        for edge in sorted(edges)
+        for edge in sorted(edges - {HOT})
     }
+    return {**names, HOT: f"hot, ≥ {2 * length:,}"} if HOT in edges else names
 
 
 def by_distance(results):

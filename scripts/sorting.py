@@ -171,8 +171,8 @@ def columns_of(results, *names):
 def lengths(args):
     """Accuracy of all models against the length of the sequence."""
     scale = SCALES[args.scale]
-    chosen = {n: rate for n, rate in zip(scale["lengths"], scale["rates"], strict=True)}
-    chosen = {n: chosen[n] for n in args.lengths or chosen}
+    every = zip(scale["lengths"], scale["rates"], strict=True)
+    chosen = {n: rate for n, rate in every if not args.lengths or n in args.lengths}
     for length in chosen:
         prepare(args, length)
     calls = []
@@ -338,6 +338,11 @@ def main():
     wrong = [word for word in args.overrides if "=" not in word]
     if wrong:
         parser.error(f"{wrong[0]} is not a hydra override: it must be name=value")
+    if args.figure == "basis" and args.lengths:
+        parser.error("--lengths is not for basis, which has one length")
+    wanted = NAMES if args.figure == "lengths" else {config for config, _ in MEMORIES.values()}
+    if not set(models(args)) & set(wanted):
+        parser.error(f"--models {' '.join(args.models)}: --scale {args.scale} has no such config")
     unknown = set(args.lengths or ()) - set(SCALES[args.scale]["lengths"])
     if unknown:
         own = ", ".join(map(str, SCALES[args.scale]["lengths"]))

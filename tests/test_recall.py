@@ -490,6 +490,22 @@ def test_the_figure_shows_every_config_with_chance_and_window(experiment):
     assert 20 <= known["window of 16", "32"] < 30
 
 
+@pytest.mark.slow
+def test_hot_keys_have_a_column_of_their_own(experiment, hot, tmp_path):
+    module, args = experiment
+    args.data = str(hot[0])
+    accuracy, recall = module.test(args, hot[1] / "checkpoint_last.pt", tmp_path / "test.log")
+    printed = (tmp_path / "test.log").read_text()
+    assert recall[-1] == ["hot", last(printed, "recall_hot")] and accuracy > 0
+    Row = importlib.import_module("runs").Row
+    row = Row(CONFIGS / "transformer_xl.yaml", args.overrides, [])
+    result = {"config": row.name, "seed": 1, "seconds": 60, "floats": 9, "recall": recall}
+    args.out.mkdir()
+    text = module.report(args, [result], [row])
+    assert "| 16–32 | 32–64 | hot, ≥ 16 | floats |" in text
+    assert f"| {recall[-1][1]:.2f} | 9 | 1.0 |" in text
+
+
 def test_also_wants_a_config_that_is_there_and_what_is_changed(experiment, monkeypatch, capsys):
     module, args = experiment
     for also in (

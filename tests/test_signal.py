@@ -57,6 +57,19 @@ def test_a_gibbs_memory_equals_the_naive_one(settings):
         state, held = state.detach(), held + size
 
 
+def test_an_empty_row_has_no_gradient_also_in_half_precision():
+    """The loss is scaled by thousands there."""
+    memory = make(double=False, schedule="uniform").half()
+    state = memory.initial_state(2)
+    query, x = inputs(2, 7, 4, seed=0)
+    query = query.half().requires_grad_()
+    out, _, _ = memory(query, x.half(), state, memory.plan([7, 0], state))
+    assert not out[1].any()
+    found = torch.autograd.grad(out.sum() * 1024, [query, *memory.parameters()])
+    assert all(torch.isfinite(gradient).all() for gradient in found)
+    assert found[0][0].any() and not found[0][1].any()
+
+
 @pytest.mark.parametrize("kind", [ContinuousMemory, GibbsMemory])
 @pytest.mark.parametrize("sticky", [False, True])
 @pytest.mark.parametrize("schedule", ["constant", "uniform", "logarithmic"])

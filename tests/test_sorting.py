@@ -593,6 +593,22 @@ def test_a_failure_of_one_run_ends_the_others(experiment):
     assert len(begun) < 200
 
 
+@pytest.mark.parametrize(
+    "words,said",
+    [
+        ("lengths --lengths 77", "--lengths 77 must be one of 17, 25, 33"),
+        ("basis --lengths 25", "--lengths is not for basis"),
+        ("basis --models transformer_xl", "--models transformer_xl: --scale small has no such"),
+    ],
+)
+def test_a_part_that_is_not_there_is_refused(experiment, monkeypatch, capsys, words, said):
+    module, _ = experiment
+    monkeypatch.setattr(sys, "argv", ["sorting.py", *words.split()])
+    with pytest.raises(SystemExit):
+        module.main()
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_figures_show_every_run_with_chance_and_oracle(experiment, monkeypatch, capsys):
     """The runs themselves are the test above: here each is its own made-up result."""
@@ -628,11 +644,13 @@ def test_the_figures_show_every_run_with_chance_and_oracle(experiment, monkeypat
     assert (args.out / "small" / "lengths.png").read_bytes()[:4] == b"\x89PNG"
 
     asked.clear()
-    args.models, args.lengths = ["infinite_former_gibbs", "transformer_xl"], [33]
+    args.models, args.lengths = ["infinite_former_gibbs", "transformer_xl"], [33, 25]
     module.lengths(args)
-    names = [f"{model}-33" for model in ("transformer_xl", "infinite_former_gibbs")]
+    both = ("transformer_xl", "infinite_former_gibbs")
+    names = [f"{model}-{length}" for length in (25, 33) for model in both]
     assert asked == [(name, seed, ()) for seed in (1, 2) for name in names]
-    assert "| accuracy, % | length 33 | from first to last |" in capsys.readouterr().out
+    head = "| accuracy, % | length 25 | length 33 | from first to last |"
+    assert head in capsys.readouterr().out
 
     asked.clear()
     args.models = None

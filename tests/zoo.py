@@ -82,6 +82,8 @@ def make_model(name="infinite_former", words=None, sharp=True, host="transformer
         for layer in model.decoder.layers:
             if sharp and hasattr(layer.memory, "locate"):
                 layer.memory.locate.weight.mul_(30)
+            if sharp and hasattr(layer.memory, "gain"):
+                layer.memory.gain.fill_(1)
             output = getattr(layer.memory, "output", None)
             if sharp and output is not None and not output.weight.any():
                 torch.nn.init.xavier_uniform_(output.weight)

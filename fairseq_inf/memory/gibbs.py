@@ -65,7 +65,7 @@ class GibbsMemory(PointsMemory):
         **kwargs: Any,
     ) -> None:
         """points: D, N unless given.  gain: g at first."""
-        if gain <= 0:
+        if not 0 < gain < math.inf:
             raise SettingError(f"{{gain}} must be positive, got {gain}")
         points = num_basis if points is None else points
         super().__init__(dim, num_heads, num_basis, widths, points=points, **kwargs)
@@ -115,7 +115,9 @@ class GibbsMemory(PointsMemory):
 
 
 def _at_unit_length(x: Tensor) -> Tensor:
-    """In float32 at least; zeros stay zeros."""
+    """In float32 at least; zeros stay zeros, and have a gradient of zero: in half precision that
+    of a very short vector would be beyond all numbers."""
     with torch.autocast(x.device.type, enabled=False):
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-        return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + 1e-6)
+        square = x.square().mean(dim=-1, keepdim=True)
+        return x * torch.where(square > 0, torch.rsqrt(square + 1e-6), 0)
