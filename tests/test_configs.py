@@ -106,7 +106,7 @@ def test_the_rows_of_a_table_differ_in_their_memory_alone(table):
     assert list(rows) == wanted if scale == "paper" else set(rows) >= set(wanted)
     for row, config in rows.items():
         assert config["checkpoint"].pop("save_dir") == f"checkpoints/{folder}/{row}"
-        own = ["_name", "ltm", "cmem", "compression", "infini"]
+        own = ["_name", "ltm", "cmem", "compression", "infini", "slot"]
         if example in ("recall", "sorting"):
             own.append("stm")
         config["model"] = {k: v for k, v in config["model"].items() if not k.startswith(tuple(own))}

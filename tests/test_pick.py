@@ -18,7 +18,9 @@ def test_the_most_looked_at_of_each_row_keep_their_order():
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_the_weights_of_an_attention_are_those_that_it_attends_with(host):
+def test_the_weights_of_an_attention_are_those_that_it_attends_with(host, monkeypatch):
+    monkeypatch.setattr("fairseq_inf.modules.attention.LOOKS", 2)
+    monkeypatch.setattr("fairseq_inf.modules.attention.FAR", 2)
     decoder = make_model("transformer_xl", host=host).double().decoder
     attention = decoder.layers[0].attention
     _, state = stream(decoder, text(2, 15), 5)
@@ -26,7 +28,8 @@ def test_the_weights_of_an_attention_are_those_that_it_attends_with(host):
 
     def spy(query, key, value, positions, first=0, drop=True):
         found["one"] = type(attention).attend(attention, query, key, value, positions, first, drop)
-        found["two"] = attention.weights(query, key, positions, 1) @ value
+        found["weights"] = attention.weights(query, key, positions, 1)
+        found["two"] = found["weights"] @ value
         found["looked"] = attention.looked(query, key, positions, None)
         return found["one"]
 
@@ -34,8 +37,14 @@ def test_the_weights_of_an_attention_are_those_that_it_attends_with(host):
     with torch.no_grad():
         decoder(tokens, state)
     assert torch.allclose(found["one"], found["two"], atol=1e-9)
-    # of each head one query in eight, here the first, looks at one thing in all
-    assert torch.allclose(found["looked"].sum(dim=1), torch.full((2,), attention.num_heads).float())
+    # one query in two looks; from less than two tokens away that counts a thousandth
+    weights = found["weights"].sum(dim=1)  # B x T x P
+    past, looked = weights.size(2) - 5, torch.zeros_like(weights[:, 0])
+    for query in range(0, 5, 2):
+        for key in range(weights.size(2)):
+            counts = 1.0 if past + query - key >= 2 else 1e-3
+            looked[:, key] += counts * weights[:, query, key]
+    assert torch.allclose(found["looked"].double(), looked, atol=1e-6)
 
 
 @pytest.mark.parametrize("memory", ["picked", "slots_of_signal"])

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fairseq_inf.memory import as_heads, side_by_side
 
 LOOKS = 8
+FAR = 64
 
 # B rows, T queries, P keys, H heads, d head width, e = H d
 
@@ -71,8 +72,14 @@ class Attention(nn.Module):
     @torch.no_grad()
     def looked(self, query: Tensor, key: Tensor, positions: Any, mask: Tensor | None) -> Tensor:
         """How much a segment looks at each key: the weights of one query in LOOKS, summed over
-        them and the heads.  mask: B x T, true for real tokens; None if all are.  -> B x P"""
+        them and the heads.  What is near is looked at for being near, which says little of later:
+        from less than FAR tokens away a look counts a thousandth, for where there is no other.
+        mask: B x T, true for real tokens; None if all are.  -> B x P"""
         weights = self.weights(query, key, positions, LOOKS).float()
+        t, p = query.size(2), key.size(2)
+        place = torch.arange(p, device=key.device)
+        near = place[p - t :: LOOKS, None] - place < FAR  # T' x P
+        weights = weights * torch.where(near, 1e-3, 1.0)
         if mask is not None:
             weights = weights * mask[:, None, ::LOOKS, None]
         return weights.sum(dim=(1, 2))

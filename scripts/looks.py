@@ -1,0 +1,116 @@
+"""What a long context's attention looks at beyond the window, and what of it a memory could keep.
+
+    python scripts/looks.py data-bin/smollm2 --path imported/smollm2-slots/checkpoint.pt --bf16
+
+Each document of the split is read in segments of L by the model with all of its first --tokens in
+sight, and no memory.  From token --context on, the attention of each layer (of one query in
+eight, over all heads) is shared out between
+
+    sinks    the first tokens of the document
+    window   the segment itself and the short-term memory of the checkpoint before it
+    beyond   the rest
+
+and of what goes beyond, how much would go to each choice of as many vectors as the checkpoint's
+memory has slots: the next ones back, those that its --ltm-pick takes (of each segment the ones
+that were looked at most while in the window, the newest segments first), and the best ones, which
+only who knows the future can choose.
+"""
+
+import argparse
+import logging
+from pathlib import Path
+
+import torch
+from worth import documents, load
+
+from fairseq_inf.analysis.report import table
+from fairseq_inf.errors import plain_errors
+from fairseq_inf.modules.attention import LOOKS
+
+SINKS = 4
+
+
+@torch.inference_mode()
+def masses(decoder, texts, length):
+    """-> of each segment a list by layer: the mass of attention on each key so far, and what a
+    memory goes by, each B x P"""
+    found, state = [], decoder.initial_state(len(texts))
+    for layer in decoder.layers:
+        attend = layer.attention.attend
+
+        def watched(query, key, value, positions, *more, own=layer.attention, attend=attend):
+            mass = own.weights(query, key, positions, LOOKS).float().sum(dim=(1, 2))
+            found[-1].append((mass, own.looked(query, key, positions, None)))
+            return attend(query, key, value, positions, *more)
+
+        layer.attention.attend = watched
+    for at in range(0, texts.size(1) - 1, length):
+        found.append([])
+        _, state, _ = decoder(texts[:, at : at + length], state)
+    return found
+
+
+def shared_out(found, length, window, slots, pick, begin):
+    """found: `masses` of one layer.  -> mass on sinks, window and beyond, and of the latter on the
+    next vectors back, the picked and the best ones, each B"""
+    totals = torch.zeros(6, len(found[0][0]))
+    for number in range(begin // length, len(found)):
+        mass, _ = found[number]
+        mass = mass / mass.sum(dim=1, keepdim=True)
+        end = number * length - window  # of what lies beyond
+        beyond = mass[:, SINKS:end]
+        chosen = []  # the newest first
+        for old in range(end // length - 1, -1, -1):
+            own = slice(max(SINKS, old * length), (old + 1) * length)
+            seen = range(old, old + 1 + -(-window // length))
+            marks = sum(found[later][1][:, own] for later in seen)
+            best = marks.topk(min(length // pick, marks.size(1)), dim=1).indices
+            chosen.append(mass[:, own].gather(1, best))
+        picked = torch.cat(chosen, dim=1)[:, :slots].sum(dim=1)
+        most = beyond.topk(min(slots, beyond.size(1)), dim=1).values.sum(dim=1)
+        near = beyond[:, -slots:].sum(dim=1)
+        sinks, far = mass[:, :SINKS].sum(dim=1), beyond.sum(dim=1)
+        totals += torch.stack([sinks, 1 - sinks - far, far, near, picked, most])
+    return totals / (len(found) - begin // length)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path, help="data-bin of fairseq-inf-prepare")
+    parser.add_argument("--path", type=Path, required=True, help="checkpoint with picked slots")
+    parser.add_argument("--split", default="valid")
+    parser.add_argument("--tokens", type=int, default=3072, help="of each document")
+    parser.add_argument("--context", type=int, default=2048, help="where counting begins")
+    parser.add_argument("--bf16", action="store_true", help="weights and activations in bfloat16")
+    args = parser.parse_args()
+    logging.disable(logging.INFO)
+    if not args.path.is_file():
+        parser.error(f"--path {args.path} does not exist")
+    if not 0 < args.context < args.tokens:
+        parser.error(f"--context {args.context} must be below --tokens {args.tokens}")
+    dtype = torch.bfloat16 if args.bf16 else torch.float
+    decoder, length = load(args.path, args.data, dtype)
+    window, pick = decoder.stm_length, decoder.ltm_pick
+    slots = max(layer.memory.num_slots for layer in decoder.layers if layer.memory is not None)
+    off = {"stm_length": args.tokens, "sink_tokens": 0, "ltm_enabled": False, "ltm_pick": 1}
+    decoder, length = load(args.path, args.data, dtype, **off)
+    found = masses(decoder, documents(args.data, args.split, args.tokens), length)
+    rows, every = [], []
+    for number in range(len(decoder.layers)):
+        own = [segment[number] for segment in found]
+        every.append(shared_out(own, length, window, slots, pick, args.context).mean(dim=1))
+
+    def row(name, x):
+        sinks, near, far, *kept = x.tolist()
+        shares = [f"{100 * k / far:.1f}" for k in kept]
+        return [name, *(f"{100 * y:.1f}" for y in (sinks, near, far)), *shares]
+
+    head = ["layer", "sinks, %", "window", "beyond", f"of it: next {slots}", "picked", "best"]
+    rows = [row(str(number), x) for number, x in enumerate(every)]
+    rows.append(row("all", torch.stack(every).mean(dim=0)))
+    print(table(head, rows))
+
+
+if __name__ == "__main__":
+    with plain_errors("looks.py"):
+        main()
