@@ -89,11 +89,11 @@ def main():
     if not 0 < args.context < args.tokens:
         parser.error(f"--context {args.context} must be below --tokens {args.tokens}")
     dtype = torch.bfloat16 if args.bf16 else torch.float
-    decoder, length = load(args.path, args.data, dtype)
+    decoder, _ = load(args.path, args.data, dtype)
     window, pick = decoder.stm_length, decoder.ltm_pick
     slots = max(layer.memory.num_slots for layer in decoder.layers if layer.memory is not None)
-    off = {"stm_length": args.tokens, "sink_tokens": 0, "ltm_enabled": False, "ltm_pick": 1}
-    decoder, length = load(args.path, args.data, dtype, **off)
+    off = {"sink_tokens": 0, "slot_spacing": 0.0, "ltm_pick": 1, "ltm_enabled": False}
+    decoder, length = load(args.path, args.data, dtype, stm_length=args.tokens, **off)
     found = masses(decoder, documents(args.data, args.split, args.tokens), length)
     rows, every = [], []
     for number in range(len(decoder.layers)):

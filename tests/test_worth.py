@@ -11,7 +11,9 @@ from test_pretrained import KINDS, convert, hugging_face
 
 
 @pytest.mark.slow
-def test_the_worth_of_an_untrained_memory_is_measured_book_by_book(tmp_path, monkeypatch, capsys):
+def test_the_worth_of_an_untrained_memory_and_what_is_looked_at_are_measured(
+    tmp_path, monkeypatch, capsys
+):
     hugging_face(tmp_path / "hf", **KINDS[0])
     flags = "--arch compressive_transformer_lm_llama --compression mean --compression-rate 1 "
     flags += "--cmem-length 8 --ltm-pick 2 --slot-spacing 2 --ltm-start host --stm-length 8 "
@@ -37,6 +39,18 @@ def test_the_worth_of_an_untrained_memory_is_measured_book_by_book(tmp_path, mon
     names = ["2", "alone", "with", "short", "memory", "short", "memory"]
     assert [row[0] for row in first] == names and "share" in first[4]
     assert first[:4] == second[:4] and first[4][:6] == second[4][:6]
+
+    monkeypatch.syspath_prepend(ROOT / "scripts")  # it imports worth.py
+    looks = [ROOT / "scripts" / "looks.py", *command[1:]]
+    looks[looks.index(70)], looks[looks.index(16)] = 56, 40
+    monkeypatch.setattr(sys, "argv", [str(word) for word in looks])
+    runpy.run_path(str(looks[0]), run_name="__main__")
+    *layers, every = capsys.readouterr().out.splitlines()[2:]
+    assert len(layers) == 2 and every.startswith("| all |")
+    for row in (*layers, every):
+        sinks, window, beyond, near, picked, best = map(float, row.split("|")[2:-1])
+        assert abs(sinks + window + beyond - 100) < 0.2
+        assert 0 < picked <= best < 100 and 0 < near <= best
     with pytest.raises(SystemExit, match="ltm_pik is not a setting of this model, is it ltm_pick"):
         worth("{'ltm_pik': 1}")
 
