@@ -19,6 +19,7 @@ from .errors import SettingError
 from .file import check_writable, load_state, save_state
 from .gibbs import GibbsDensity, GibbsMemory
 from .infini import InfiniMemory, InfiniState
+from .kept import KeptMemory, KeptState
 from .points import PointsMemory, SlotsOfSignal
 from .sampling import mix
 from .schedule import Constant, Logarithmic, Schedule, Uniform
@@ -42,6 +43,8 @@ __all__ = [
     "Goals",
     "InfiniMemory",
     "InfiniState",
+    "KeptMemory",
+    "KeptState",
     "Leaving",
     "Logarithmic",
     "LongTermMemory",

@@ -167,6 +167,11 @@ class MemoryDecoder(FairseqDecoder):
     def stm_length(self) -> int:
         return self.short_term.length
 
+    @property
+    def _counts_looks(self) -> bool:
+        ranks = any(layer.memory is not None and layer.memory.ranks for layer in self.layers)
+        return self.ltm_pick > 1 or ranks
+
     def start_silent(self) -> None:
         """What the memories add is zero at first, unless the host is to read their slots."""
         for number, layer in enumerate(self.layers):
@@ -207,7 +212,7 @@ class MemoryDecoder(FairseqDecoder):
             role=() if self.roles is None else (count(),),
             looked=tuple(
                 torch.zeros(rows, self.short_term.size, device=like.device)
-                for _ in (self.layers if self.ltm_pick > 1 else ())
+                for _ in (self.layers if self._counts_looks else ())
             ),
         )
 

@@ -147,17 +147,23 @@ class DecoderLayer(nn.Module):
         memory = None if state is None else self.memory
         trace = seen = marks = None
         watched = None if memory is None else segment.watched
-        if memory is not None and looked is not None and segment.leaving is not None:
+        gone = None
+        if memory is not None and looked is not None:
             gone, marks = segment.short_term.split(looked[..., None], segment.joining)
-            left = pick(left, gone.squeeze(2), segment.leaving)
+        if gone is not None and segment.leaving is not None:
+            among = gone.squeeze(2)
+            left, gone = (pick(x, among, segment.leaving) for x in (left, gone))
             if watched is not None:
-                numbers = pick(watched.numbers[..., None], gone.squeeze(2), segment.leaving)
+                numbers = pick(watched.numbers[..., None], among, segment.leaving)
                 watched = replace(watched, numbers=numbers.squeeze(2))
         if memory is not None:
             if watched is not None:
                 moves = memory.moves(state, plan.write, segment.key)
                 watched = replace(watched, vectors=left, moves=moves)
-            state, trace = memory.write(left, state, plan.write, self.attention, segment.key)
+            more = {"looked": gone.squeeze(2)} if memory.ranks and gone is not None else {}
+            state, trace = memory.write(
+                left, state, plan.write, self.attention, segment.key, **more
+            )
         keys = context
         if memory is not None and plan.slots:
             slots = self._slots(memory, state, plan.slots, context.dtype)
@@ -168,7 +174,10 @@ class DecoderLayer(nn.Module):
         if output or marks is not None:
             key, value = self.attention.project(keys)
         if marks is not None:
-            mass = self.attention.looked(query, key, plan.positions, segment.mask)[:, plan.slots :]
+            mass = self.attention.looked(query, key, plan.positions, segment.mask)
+            if memory is not None and memory.ranks:
+                state = memory.mark(state, mass[:, : plan.slots])
+            mass = mass[:, plan.slots :]
             looked = segment.short_term.push_looked(marks, mass, segment.shown, segment.lengths)
         if output:
 
