@@ -11,9 +11,12 @@ eight, over all heads) is shared out between
     beyond   the rest
 
 and of what goes beyond, how much would go to each choice of as many vectors as the checkpoint's
-memory has slots: the next ones back, those that its --ltm-pick takes (of each segment the ones
-that were looked at most while in the window, the newest segments first), and the best ones, which
-only who knows the future can choose.
+memory has slots:
+
+    next     those right before the window
+    picked   of each segment the quarter that was looked at most while in the window (--ltm-pick 4)
+    kept     those that are looked at most, again and again (--compression looked)
+    best     what only who knows the future can choose
 """
 
 import argparse
@@ -21,10 +24,12 @@ import logging
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from worth import documents, load
 
 from fairseq_inf.analysis.report import table
 from fairseq_inf.errors import plain_errors
+from fairseq_inf.memory import KeptMemory
 from fairseq_inf.modules.attention import LOOKS
 
 SINKS = 4
@@ -50,34 +55,42 @@ def masses(decoder, texts, length):
     return found
 
 
-def shared_out(found, length, window, slots, pick, begin):
+def shared_out(found, length, window, slots, begin):
     """found: `masses` of one layer.  -> mass on sinks, window and beyond, and of the latter on the
-    next vectors back, the picked and the best ones, each B"""
-    totals = torch.zeros(6, len(found[0][0]))
-    for number in range(begin // length, len(found)):
-        mass, _ = found[number]
+    next, the picked, the kept and the best ones, each B"""
+    rows, behind = len(found[0][0]), -(-window // length)  # segments that a window reaches back
+    totals = torch.zeros(7, rows)
+    kept = KeptMemory(1, slots)  # of places
+    state = kept.initial_state(rows)
+    picked = torch.zeros(rows, 0, dtype=torch.long)  # places, the newest last
+    for number, (mass, looks) in enumerate(found):
         mass = mass / mass.sum(dim=1, keepdim=True)
         end = number * length - window  # of what lies beyond
-        beyond = mass[:, SINKS:end]
-        chosen = []  # the newest first
-        for old in range(end // length - 1, -1, -1):
-            own = slice(max(SINKS, old * length), (old + 1) * length)
-            seen = range(old, old + 1 + -(-window // length))
-            marks = sum(found[later][1][:, own] for later in seen)
-            best = marks.topk(min(length // pick, marks.size(1)), dim=1).indices
-            chosen.append(mass[:, own].gather(1, best))
-        picked = torch.cat(chosen, dim=1)[:, :slots].sum(dim=1)
-        most = beyond.topk(min(slots, beyond.size(1)), dim=1).values.sum(dim=1)
-        near = beyond[:, -slots:].sum(dim=1)
-        sinks, far = mass[:, :SINKS].sum(dim=1), beyond.sum(dim=1)
-        totals += torch.stack([sinks, 1 - sinks - far, far, near, picked, most])
-    return totals / (len(found) - begin // length)
+        first = max(SINKS, end - length)  # of what has just left
+        if end > first:
+            seen = [x for _, x in found[max(number - 1 - behind, 0) : number]]
+            marks = sum(F.pad(x, (0, end))[:, first:end] for x in seen)
+            places = torch.arange(first, end).expand(rows, -1)
+            plan = kept.plan([end - first] * rows, state)
+            state, _ = kept.write(places[..., None].float(), state, plan, looked=marks)
+            at = state.slots[:, slots - plan.slots :, 0].long()
+            state = kept.mark(state, looks.gather(1, at))
+            quarter = marks.topk(-(-(end - first) // 4), dim=1).indices.sort(dim=1).values
+            picked = torch.cat([picked, first + quarter], dim=1)[:, -slots:]
+        if number * length < begin:
+            continue
+        beyond, sinks = mass[:, SINKS:end], mass[:, :SINKS].sum(dim=1)
+        far, best = beyond.sum(dim=1), beyond.topk(min(slots, beyond.size(1)), dim=1).values
+        choices = (beyond[:, -slots:], mass.gather(1, picked), mass.gather(1, at), best)
+        parts = [sinks, 1 - sinks - far, far, *(x.sum(dim=1) for x in choices)]
+        totals += torch.stack(parts)
+    return totals / (len(found) - -(-begin // length))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="data-bin of fairseq-inf-prepare")
-    parser.add_argument("--path", type=Path, required=True, help="checkpoint with picked slots")
+    parser.add_argument("--path", type=Path, required=True, help="checkpoint with slots")
     parser.add_argument("--split", default="valid")
     parser.add_argument("--tokens", type=int, default=3072, help="of each document")
     parser.add_argument("--context", type=int, default=2048, help="where counting begins")
@@ -90,22 +103,26 @@ def main():
         parser.error(f"--context {args.context} must be below --tokens {args.tokens}")
     dtype = torch.bfloat16 if args.bf16 else torch.float
     decoder, _ = load(args.path, args.data, dtype)
-    window, pick = decoder.stm_length, decoder.ltm_pick
-    slots = max(layer.memory.num_slots for layer in decoder.layers if layer.memory is not None)
-    off = {"sink_tokens": 0, "slot_spacing": 0.0, "ltm_pick": 1, "ltm_enabled": False}
+    window = decoder.stm_length
+    memories = [layer.memory for layer in decoder.layers if layer.memory is not None]
+    slots = max((memory.num_slots for memory in memories), default=0)
+    if not slots:
+        parser.error(f"--path {args.path} has no memory with slots")
+    off = {"sink_tokens": 0, "slot_spacing": 0.0, "ltm_enabled": False}
     decoder, length = load(args.path, args.data, dtype, stm_length=args.tokens, **off)
     found = masses(decoder, documents(args.data, args.split, args.tokens), length)
     rows, every = [], []
     for number in range(len(decoder.layers)):
         own = [segment[number] for segment in found]
-        every.append(shared_out(own, length, window, slots, pick, args.context).mean(dim=1))
+        every.append(shared_out(own, length, window, slots, args.context).mean(dim=1))
 
     def row(name, x):
         sinks, near, far, *kept = x.tolist()
         shares = [f"{100 * k / far:.1f}" for k in kept]
         return [name, *(f"{100 * y:.1f}" for y in (sinks, near, far)), *shares]
 
-    head = ["layer", "sinks, %", "window", "beyond", f"of it: next {slots}", "picked", "best"]
+    head = ["layer", "sinks, %", "window", "beyond", f"of it: next {slots}"]
+    head += ["picked", "kept", "best"]
     rows = [row(str(number), x) for number, x in enumerate(every)]
     rows.append(row("all", torch.stack(every).mean(dim=0)))
     print(table(head, rows))
