@@ -15,7 +15,8 @@ memory has slots:
 
     next     those right before the window
     picked   of each segment the quarter that was looked at most while in the window (--ltm-pick 4)
-    kept     those that are looked at most, again and again (--compression looked)
+    returned those that were looked at most of late, wherever they stand: a look counts half after
+             each segment
     best     what only who knows the future can choose
 """
 
@@ -29,7 +30,7 @@ from worth import documents, load
 
 from fairseq_inf.analysis.report import table
 from fairseq_inf.errors import plain_errors
-from fairseq_inf.memory import KeptMemory
+from fairseq_inf.memory import rate
 from fairseq_inf.modules.attention import LOOKS
 
 SINKS = 4
@@ -45,7 +46,7 @@ def masses(decoder, texts, length):
 
         def watched(query, key, value, positions, *more, own=layer.attention, attend=attend):
             mass = own.weights(query, key, positions, LOOKS).float().sum(dim=(1, 2))
-            found[-1].append((mass, own.looked(query, key, positions, None)))
+            found[-1].append((mass, own.looked(query, key, positions, None)))  # B x P, B x P x 2
             return attend(query, key, value, positions, *more)
 
         layer.attention.attend = watched
@@ -57,11 +58,9 @@ def masses(decoder, texts, length):
 
 def shared_out(found, length, window, slots, begin):
     """found: `masses` of one layer.  -> mass on sinks, window and beyond, and of the latter on the
-    next, the picked, the kept and the best ones, each B"""
+    next, the picked, the returned and the best ones, each B"""
     rows, behind = len(found[0][0]), -(-window // length)  # segments that a window reaches back
-    totals = torch.zeros(7, rows)
-    kept = KeptMemory(1, slots)  # of places
-    state = kept.initial_state(rows)
+    totals, late = torch.zeros(7, rows), torch.zeros(rows, 0)
     picked = torch.zeros(rows, 0, dtype=torch.long)  # places, the newest last
     for number, (mass, looks) in enumerate(found):
         mass = mass / mass.sum(dim=1, keepdim=True)
@@ -69,21 +68,22 @@ def shared_out(found, length, window, slots, begin):
         first = max(SINKS, end - length)  # of what has just left
         if end > first:
             seen = [x for _, x in found[max(number - 1 - behind, 0) : number]]
-            marks = sum(F.pad(x, (0, end))[:, first:end] for x in seen)
-            places = torch.arange(first, end).expand(rows, -1)
-            plan = kept.plan([end - first] * rows, state)
-            state, _ = kept.write(places[..., None].float(), state, plan, looked=marks)
-            at = state.slots[:, slots - plan.slots :, 0].long()
-            state = kept.mark(state, looks.gather(1, at))
+            marks = rate(sum(F.pad(x, (0, 0, 0, end))[:, first:end] for x in seen))
             quarter = marks.topk(-(-(end - first) // 4), dim=1).indices.sort(dim=1).values
             picked = torch.cat([picked, first + quarter], dim=1)[:, -slots:]
-        if number * length < begin:
-            continue
-        beyond, sinks = mass[:, SINKS:end], mass[:, :SINKS].sum(dim=1)
-        far, best = beyond.sum(dim=1), beyond.topk(min(slots, beyond.size(1)), dim=1).values
-        choices = (beyond[:, -slots:], mass.gather(1, picked), mass.gather(1, at), best)
-        parts = [sinks, 1 - sinks - far, far, *(x.sum(dim=1) for x in choices)]
-        totals += torch.stack(parts)
+        if number * length >= begin:
+            beyond, sinks = mass[:, SINKS:end], mass[:, :SINKS].sum(dim=1)
+            most = min(slots, beyond.size(1))
+            returned = late[:, SINKS:end].topk(most, dim=1).indices
+            choices = (
+                beyond[:, -slots:],
+                mass.gather(1, picked),
+                beyond.gather(1, returned),
+                beyond.topk(most, dim=1).values,
+            )
+            far = beyond.sum(dim=1)
+            totals += torch.stack([sinks, 1 - sinks - far, far, *(x.sum(1) for x in choices)])
+        late = F.pad(late / 2, (0, looks.size(1) - late.size(1))) + looks[..., 0]
     return totals / (len(found) - -(-begin // length))
 
 
@@ -102,14 +102,16 @@ def main():
     if not 0 < args.context < args.tokens:
         parser.error(f"--context {args.context} must be below --tokens {args.tokens}")
     dtype = torch.bfloat16 if args.bf16 else torch.float
-    decoder, _ = load(args.path, args.data, dtype)
+    decoder, length = load(args.path, args.data, dtype)
     window = decoder.stm_length
+    if args.context < window + length:
+        parser.error(f"--context {args.context} must be {window + length} at least")
     memories = [layer.memory for layer in decoder.layers if layer.memory is not None]
     slots = max((memory.num_slots for memory in memories), default=0)
     if not slots:
         parser.error(f"--path {args.path} has no memory with slots")
     off = {"sink_tokens": 0, "slot_spacing": 0.0, "ltm_enabled": False}
-    decoder, length = load(args.path, args.data, dtype, stm_length=args.tokens, **off)
+    decoder, _ = load(args.path, args.data, dtype, stm_length=args.tokens, **off)
     found = masses(decoder, documents(args.data, args.split, args.tokens), length)
     rows, every = [], []
     for number in range(len(decoder.layers)):
@@ -122,7 +124,7 @@ def main():
         return [name, *(f"{100 * y:.1f}" for y in (sinks, near, far)), *shares]
 
     head = ["layer", "sinks, %", "window", "beyond", f"of it: next {slots}"]
-    head += ["picked", "kept", "best"]
+    head += ["picked", "returned", "best"]
     rows = [row(str(number), x) for number, x in enumerate(every)]
     rows.append(row("all", torch.stack(every).mean(dim=0)))
     print(table(head, rows))

@@ -37,11 +37,12 @@ quietly() { # LOG COMMAND: show what a command printed only if it fails
     "$@" >"$log" 2>&1 || { tail -n 20 "$log" >&2; echo "read_a_book: stopped, see $log" >&2; exit 1; }
 }
 
-say "1/4 Fetch SmolLM2, and give it a memory: the 256 old vectors of each layer that it looks at most"
+say "1/4 Fetch SmolLM2, and give it a memory: of every 4 vectors that leave its window, the one it has looked at most"
 (cd "$out" && bash "$OLDPWD/examples/pretrained/fetch.sh" smollm2)
 [ -d "$out/model" ] || quietly "$out/import.log" python -m fairseq_inf.commands.import_model \
     "$out/models/smollm2.gguf" "$out/model" --arch compressive_transformer_lm_llama \
-    --compression looked --slot-spacing 4 --ltm-start host --stm-length 256 --sink-tokens 4 --tokens-per-sample 256
+    --compression mean --compression-rate 1 --ltm-pick 4 --slot-spacing 4 --ltm-start host \
+    --stm-length 256 --sink-tokens 4 --tokens-per-sample 256
 
 say "2/4 Read $book"
 python - "$book" "$out/text" "$characters" <<'PY'

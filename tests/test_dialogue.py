@@ -596,6 +596,11 @@ def test_a_talk_ends_with_the_input_and_says_why(trained, data, tmp_path):
     assert "there is no answer yet" in printed and "it:  " in printed
     assert "of its looks at the long-term memory went to the document" in printed
     assert printed.count(chat.HELP) == 2
+    with pytest.MonkeyPatch.context() as patch:  # a memory in which words have no place
+        patch.setattr("fairseq_inf.memory.SignalMemory.moves", lambda *args: None)
+        printed, failed = called(chat, args, "who?\n/why\nand when?\n")
+    assert failed is None and "no memory in which words have a place" in printed
+    assert printed.count("it:  ") == 2, "it goes on"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("builtins.input", interrupted)
         _, failed = called(chat, args)

@@ -5,7 +5,7 @@ import torch
 from conftest import load, train
 from zoo import HOSTS, make_model, stream, text
 
-from fairseq_inf.memory import KeptMemory, Leaving, pick
+from fairseq_inf.memory import Leaving, pick
 
 
 def test_the_most_looked_at_of_each_row_keep_their_order():
@@ -17,47 +17,13 @@ def test_the_most_looked_at_of_each_row_keep_their_order():
     assert second[-1] == 8
 
 
-def test_what_is_looked_at_stays_and_the_rest_fades():
-    """Against a list of each row: vectors come, are looked at, and the least looked-at go."""
-    rows, size, rng = 3, 6, torch.Generator().manual_seed(1)
-    memory = KeptMemory(2, size)
-    state = memory.initial_state(rows)
-    lists = [[] for _ in range(rows)]  # of vector, mark
-    came = 0
-    for counts in ([4, 0, 2], [4, 3, 0], [1, 5, 5], [0, 0, 0], [3, 5, 4], [5, 2, 5]):
-        vectors = torch.arange(came, came + rows * 5 * 2.0).view(rows, 5, 2)
-        looked, came = torch.rand(rows, 5, generator=rng), came + rows * 10
-        plan = memory.plan(counts, state)
-        state, _ = memory.write(vectors, state, plan, looked=looked)
-        for row, count in enumerate(counts):
-            own = [(v, m * 0.5 ** (count / 256)) for v, m in lists[row]]
-            first = 5 - count
-            own += zip(vectors[row, first:].tolist(), looked[row, first:].tolist(), strict=True)
-            least = sorted(m for _, m in own)[: max(len(own) - size, 0)]
-            lists[row] = [(v, m) for v, m in own if m not in least]
-        shown = torch.rand(rows, plan.slots, generator=rng)
-        shown[torch.arange(plan.slots) < plan.slots - state.held[:, None]] = 0  # are masked
-        state = memory.mark(state, shown)
-        for row, own in enumerate(lists):
-            assert plan.held[row] == state.held[row] == len(own)
-            more = shown[row, plan.slots - len(own) :].tolist()
-            lists[row] = own = [(v, m + x) for (v, m), x in zip(own, more, strict=True)]
-            slots, marks = state.slots[row, size - len(own) :], state.marks[row, size - len(own) :]
-            assert slots.tolist() == [v for v, _ in own]
-            assert torch.allclose(marks, torch.tensor([m for _, m in own]))
-            assert not state.slots[row, : size - len(own)].any()
-
-
-def test_a_vector_that_is_looked_at_outlives_a_window_of_slots():
-    """What a whole model does: the newest slots of a memory without ranks forget it."""
-    memory = KeptMemory(1, 3)
-    state = memory.initial_state(1)
-    for number in range(1, 50):
-        plan = memory.plan([1], state)
-        looked = torch.full((1, 1), 5.0 if number == 1 else 1.0)
-        state, _ = memory.write(torch.full((1, 1, 1), float(number)), state, plan, looked=looked)
-        state = memory.mark(state, state.slots[:, 3 - plan.slots :, 0] == 1.0)
-    assert state.slots[0, 0] == 1 and state.slots[0, -1] > 45
+def test_a_state_that_was_read_without_its_memory_goes_on_with_it():
+    decoder = make_model("picked", host="llama").decoder
+    decoder.ltm_enabled = False
+    _, state = stream(decoder, text(2, 40), 5)
+    decoder.ltm_enabled = True
+    out, after = stream(decoder, text(2, 20), 5, state)
+    assert out.isfinite().all() and after.looked[0].shape[:2] == after.recent[0].shape[:2]
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -80,14 +46,16 @@ def test_the_weights_of_an_attention_are_those_that_it_attends_with(host, monkey
     with torch.no_grad():
         decoder(tokens, state)
     assert torch.allclose(found["one"], found["two"], atol=1e-9)
-    # one query in two looks; from less than two tokens away that counts a thousandth
+    # one query in two looks, for both; from less than two tokens away that counts a thousandth, and
+    # its weight a tenth of it
     weights = found["weights"].sum(dim=1)  # B x T x P
-    past, looked = weights.size(2) - 5, torch.zeros_like(weights[:, 0])
+    past, looked = weights.size(2) - 5, torch.zeros(*weights[:, 0].shape, 2)
     for query in range(0, 5, 2):
-        for key in range(weights.size(2)):
-            counts = 1.0 if past + query - key >= 2 else 1e-3
-            looked[:, key] += counts * weights[:, query, key]
-    assert torch.allclose(found["looked"].double(), looked, atol=1e-6)
+        for key in range(past + query + 1):
+            far = past + query - key >= 2
+            looked[:, key, 0] += 2 * (1.0 if far else 1e-4) * weights[:, query, key]
+            looked[:, key, 1] += 2 * (1.0 if far else 1e-3)
+    assert torch.allclose(found["looked"], looked, atol=1e-6)
 
 
 @pytest.mark.parametrize("memory", ["picked", "slots_of_signal"])

@@ -49,10 +49,6 @@ MEMORIES = {
             "ltm_rank": 3,
         },
     ),
-    "kept": (
-        "compressive_transformer_lm",
-        {"cmem_length": 7, "compression": "looked", "ltm_rank": 3},
-    ),
     "infini_attention": ("infini_attention_lm", {"infini_update": "delta"}),
     "transformer_xl": ("transformer_xl_lm", {}),
 }

@@ -66,7 +66,10 @@ class Chat:
 
         if not self.answer_at:
             return "there is no answer yet: say something"
-        weights = attended(self.hub, self.stream, self.answer_at)[: self.document]
+        try:
+            weights = attended(self.hub, self.stream, self.answer_at)[: self.document]
+        except Failure as failure:  # which ends no talk
+            return str(failure)
         found = excerpts(self.hub, self.stream[: self.document], weights)
         lines = [f"  {100 * weight:4.1f} %  {text}" for text, weight in found if weight > 0]
         total = f"{100 * float(weights.sum()):.0f} % of its looks at the long-term memory went to"

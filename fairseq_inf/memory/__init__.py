@@ -19,11 +19,10 @@ from .errors import SettingError
 from .file import check_writable, load_state, save_state
 from .gibbs import GibbsDensity, GibbsMemory
 from .infini import InfiniMemory, InfiniState
-from .kept import KeptMemory, KeptState
 from .points import PointsMemory, SlotsOfSignal
 from .sampling import mix
 from .schedule import Constant, Logarithmic, Schedule, Uniform
-from .short_term import Leaving, ShortTermMemory, pick, push
+from .short_term import Leaving, ShortTermMemory, pick, push, rate
 from .signal import ContinuousState, SignalMemory, plan_write
 from .state import State
 
@@ -43,8 +42,6 @@ __all__ = [
     "Goals",
     "InfiniMemory",
     "InfiniState",
-    "KeptMemory",
-    "KeptState",
     "Leaving",
     "Logarithmic",
     "LongTermMemory",
@@ -66,6 +63,7 @@ __all__ = [
     "pick",
     "plan_write",
     "push",
+    "rate",
     "ridge_operator",
     "save_state",
     "side_by_side",

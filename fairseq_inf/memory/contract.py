@@ -120,9 +120,6 @@ class LongTermMemory(nn.Module):
     has_slots = False  # whether it is read as further keys of the host's attention
     num_slots = 0  # C, for ever; those of a row that are real may be fewer
     observes = False  # whether a state depends on where the last segment has looked
-    # whether what is looked at stays: `write` gets how much each vector was (`looked`: B x W), and
-    # after a segment `mark` gets how much each slot was
-    ranks = False
     output: nn.Module | None  # W^M; None, as it is unless set: the host's W^O
     correction: nn.Module | None  # of the slots, before the host's maps; None unless asked for
 
@@ -189,10 +186,6 @@ class LongTermMemory(nn.Module):
         """The state after a segment has looked.  mask: B x T, true for real tokens; None if all
         are."""
         return state
-
-    def mark(self, state: Any, looked: Tensor) -> State:
-        """For a memory that `ranks`.  looked: B x n, of the last n slots, as many as were shown."""
-        raise NotImplementedError
 
     # for an inspection: a memory that is a line on which vectors have their places
 

@@ -40,6 +40,12 @@ class Leaving:
     most: int  # picks, known to the CPU
 
 
+def rate(looked: Tensor) -> Tensor:
+    """How much was looked at each vector by those that could.  B x W x 2 -> B x W"""
+    looks, chances = looked.unbind(-1)
+    return looks / chances.clamp(min=1e-9)
+
+
 def pick(left: Tensor, looked: Tensor, leaving: Leaving) -> Tensor:
     """Those of the last `among` vectors of each row that were looked at most, in their order, at
     the right end.  left: B x W x e, looked: B x W.  -> B x `most` x e"""
@@ -132,13 +138,13 @@ class ShortTermMemory:
         sinks, short_term = kept.split([self.sinks, self.length], dim=1)
         return torch.cat([sinks, push(short_term, new, lengths)], dim=1)
 
-    def push_looked(self, kept: Tensor, mass: Tensor, shown: int, lengths: Tensor | None) -> Tensor:
-        """How much each vector of `recent` was looked at, after a segment.  kept: B x K+S x 1, of
-        [sinks; short-term memory] before it.  mass: B x `shown`+T, what it adds.  -> B x W"""
+    def push_looked(self, kept: Tensor, new: Tensor, shown: int, lengths: Tensor | None) -> Tensor:
+        """How much each vector of `recent` was looked at, after a segment.  kept: B x K+S x 2, of
+        [sinks; short-term memory] before it.  new: B x `shown`+T x 2, to add.  -> B x W x 2"""
         border = kept.size(1) - shown
-        kept = torch.cat([kept[:, :border], kept[:, border:] + mass[:, :shown, None]], dim=1)
+        kept = torch.cat([kept[:, :border], kept[:, border:] + new[:, :shown]], dim=1)
         kept[:, : self.sinks] = 0  # they have no need of it, and are looked at for ever
-        return self.push(kept, mass[:, shown:, None], lengths).squeeze(2)
+        return self.push(kept, new[:, shown:], lengths)
 
     def widen(self, recent: Tensor, segment: int) -> Tensor:
         """The same with room for a segment of that many."""

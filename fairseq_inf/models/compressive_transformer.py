@@ -6,7 +6,7 @@ from typing import Any
 
 from fairseq.dataclass import ChoiceEnum
 
-from fairseq_inf.memory import CompressiveMemory, KeptMemory
+from fairseq_inf.memory import CompressiveMemory
 
 from .flags import setting, told_by_flags
 from .memory_lm import MemoryLM, MemoryLMConfig, register
@@ -16,10 +16,9 @@ from .memory_lm import MemoryLM, MemoryLMConfig, register
 class CompressiveTransformerConfig(MemoryLMConfig):
     cmem_length: int = setting(256, "slots of the compressed memory, C")
     compression_rate: int = setting(4, "vectors that go into one slot, c")
-    compression: ChoiceEnum(["conv", "mean", "max", "looked"]) = setting(
-        "conv", "how c vectors become one: a learned convolution, or pooling; looked: none does, "
-        "and those C that self-attention looks at most stay",
-    )  # fmt: skip
+    compression: ChoiceEnum(["conv", "mean", "max"]) = setting(
+        "conv", "how c vectors become one: a learned convolution, or pooling"
+    )
 
 
 @register(
@@ -31,11 +30,9 @@ class CompressiveTransformerConfig(MemoryLMConfig):
 )
 class CompressiveTransformerLM(MemoryLM):
     @classmethod
-    def build_memory(cls, cfg: Any) -> Callable[[int], CompressiveMemory | KeptMemory]:
-        def build(number: int) -> CompressiveMemory | KeptMemory:
+    def build_memory(cls, cfg: Any) -> Callable[[int], CompressiveMemory]:
+        def build(number: int) -> CompressiveMemory:
             with told_by_flags(length="cmem_length", rate="compression_rate"):
-                if str(cfg.compression) == "looked":
-                    return KeptMemory(cfg.decoder_embed_dim, cfg.cmem_length)
                 return CompressiveMemory(
                     cfg.decoder_embed_dim, cfg.cmem_length, cfg.compression_rate,
                     str(cfg.compression),

@@ -45,7 +45,8 @@ class DecoderState(State):
     position: Tensor  # B: tokens of the stream read so far
     key: Tensor  # B: hash of those tokens, the seed of sticky sampling
     role: tuple[Tensor, ...] = ()  # B: what the last of them is part of, if that is embedded
-    # a layer, if memories get what was looked at most: B x W, how much each vector of `recent` was
+    # a layer, if memories get what was looked at most: B x W x 2, how much each vector of `recent`
+    # was, and how often it could be
     looked: tuple[Tensor, ...] = ()
 
     def ranges(self) -> Ranges:
@@ -53,6 +54,8 @@ class DecoderState(State):
         yield "position", self.filled, torch.iinfo(torch.long).max
         if self.role:
             yield "role.0", 0, torch.iinfo(torch.long).max
+        for layer in range(len(self.looked)):
+            yield f"looked.{layer}", 0, torch.inf
         # whole numbers in a memory count what it has been given
         for name, x in self.tensors().items():
             if name.startswith("memories.") and not x.is_floating_point():
@@ -167,11 +170,6 @@ class MemoryDecoder(FairseqDecoder):
     def stm_length(self) -> int:
         return self.short_term.length
 
-    @property
-    def _counts_looks(self) -> bool:
-        ranks = any(layer.memory is not None and layer.memory.ranks for layer in self.layers)
-        return self.ltm_pick > 1 or ranks
-
     def start_silent(self) -> None:
         """What the memories add is zero at first, unless the host is to read their slots."""
         for number, layer in enumerate(self.layers):
@@ -211,8 +209,8 @@ class MemoryDecoder(FairseqDecoder):
             key=count(),
             role=() if self.roles is None else (count(),),
             looked=tuple(
-                torch.zeros(rows, self.short_term.size, device=like.device)
-                for _ in (self.layers if self._counts_looks else ())
+                torch.zeros(rows, self.short_term.size, 2, device=like.device)
+                for _ in (self.layers if self.ltm_pick > 1 else ())
             ),
         )
 

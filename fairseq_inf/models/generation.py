@@ -52,7 +52,7 @@ def new_reading(decoder: MemoryDecoder, rows: int, length: int) -> Reading:
     memory = decoder.initial_state(rows)
     widen = decoder.short_term.widen
     wide = tuple(widen(x, length) for x in memory.recent)
-    looked = tuple(widen(x[..., None], length).squeeze(2) for x in memory.looked)
+    looked = tuple(widen(x, length) for x in memory.looked)
     memory = replace(memory, recent=wide, looked=looked)
     device = memory.filled.device
     tokens = torch.full((rows, length), decoder.dictionary.pad(), device=device)

@@ -71,18 +71,23 @@ class Attention(nn.Module):
 
     @torch.no_grad()
     def looked(self, query: Tensor, key: Tensor, positions: Any, mask: Tensor | None) -> Tensor:
-        """How much a segment looks at each key: the weights of one query in LOOKS, summed over
-        them and the heads.  What is near is looked at for being near, which says little of later:
-        from less than FAR tokens away a look counts a thousandth, for where there is no other.
-        mask: B x T, true for real tokens; None if all are.  -> B x P"""
-        weights = self.weights(query, key, positions, LOOKS).float()
+        """How much a segment looks at each key: the weights, summed over queries and heads, and how
+        many queries could look; their ratio is what tells keys apart.  One in LOOKS is asked, and
+        stands for all.
+
+        What is near is looked at for being near, which says little of later: from less than FAR
+        tokens away a query hardly counts, and its weight a tenth of that, for keys that no other
+        has seen.  mask: B x T, true for real tokens; None if all are.  -> B x P x 2"""
+        weights = self.weights(query, key, positions, LOOKS).float().sum(dim=1)  # B x T' x P
         t, p = query.size(2), key.size(2)
         place = torch.arange(p, device=key.device)
-        near = place[p - t :: LOOKS, None] - place < FAR  # T' x P
-        weights = weights * torch.where(near, 1e-3, 1.0)
+        away = place[p - t :: LOOKS, None] - place  # T' x P
+        near = away < FAR
+        counts = torch.where(near, 1e-3, 1.0).masked_fill(away < 0, 0).expand_as(weights)
         if mask is not None:
-            weights = weights * mask[:, None, ::LOOKS, None]
-        return weights.sum(dim=(1, 2))
+            counts = counts * mask[:, ::LOOKS, None]
+        weights = weights * torch.where(near, 0.1 * counts, counts)
+        return LOOKS * torch.stack([weights.sum(dim=1), counts.sum(dim=1)], dim=-1)
 
     def placed(self, keys: Tensor, positions: Any) -> Tensor:
         """The keys of a cache as `attend_token` takes them.  B x H x P x d"""

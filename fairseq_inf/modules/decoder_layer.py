@@ -20,6 +20,7 @@ from fairseq_inf.memory import (
     State,
     Weights,
     pick,
+    rate,
     side_by_side,
     take_part,
 )
@@ -138,32 +139,27 @@ class DecoderLayer(nn.Module):
         plan: LayerPlan,
         output: bool = True,
     ) -> tuple[Tensor | None, Tensor, Tensor | None, State | None, LayerExtra]:
-        """x: B x T x e.  recent: B x W x e.  looked: B x W, how much its vectors were looked at,
-        None if it does not matter.  state: of the memory, None if there is none or it is off.
-        output: False if only the states are wanted, and then x is None."""
+        """x: B x T x e.  recent: B x W x e.  looked: B x W x 2, how much its vectors were looked at
+        and how often they could be, None if it does not matter.  state: of the memory, None if
+        there is none or it is off.  output: False if only the states are wanted: then x is None."""
         source = self.source(x)
         left, kept = segment.short_term.split(recent, segment.joining)
         context = torch.cat([kept[:, kept.size(1) - segment.shown :], source], dim=1)
         memory = None if state is None else self.memory
         trace = seen = marks = None
         watched = None if memory is None else segment.watched
-        gone = None
-        if memory is not None and looked is not None:
-            gone, marks = segment.short_term.split(looked[..., None], segment.joining)
-        if gone is not None and segment.leaving is not None:
-            among = gone.squeeze(2)
-            left, gone = (pick(x, among, segment.leaving) for x in (left, gone))
-            if watched is not None:
-                numbers = pick(watched.numbers[..., None], among, segment.leaving)
-                watched = replace(watched, numbers=numbers.squeeze(2))
+        if looked is not None:
+            gone, marks = segment.short_term.split(looked, segment.joining)
+            if memory is not None and segment.leaving is not None:
+                left = pick(left, rate(gone), segment.leaving)
+                if watched is not None:
+                    numbers = pick(watched.numbers[..., None], rate(gone), segment.leaving)
+                    watched = replace(watched, numbers=numbers.squeeze(2))
         if memory is not None:
             if watched is not None:
                 moves = memory.moves(state, plan.write, segment.key)
                 watched = replace(watched, vectors=left, moves=moves)
-            more = {"looked": gone.squeeze(2)} if memory.ranks and gone is not None else {}
-            state, trace = memory.write(
-                left, state, plan.write, self.attention, segment.key, **more
-            )
+            state, trace = memory.write(left, state, plan.write, self.attention, segment.key)
         keys = context
         if memory is not None and plan.slots:
             slots = self._slots(memory, state, plan.slots, context.dtype)
@@ -174,11 +170,11 @@ class DecoderLayer(nn.Module):
         if output or marks is not None:
             key, value = self.attention.project(keys)
         if marks is not None:
-            mass = self.attention.looked(query, key, plan.positions, segment.mask)
-            if memory is not None and memory.ranks:
-                state = memory.mark(state, mass[:, : plan.slots])
-            mass = mass[:, plan.slots :]
-            looked = segment.short_term.push_looked(marks, mass, segment.shown, segment.lengths)
+            new = marks.new_zeros(*context.shape[:2], 2)
+            if memory is not None:
+                new = self.attention.looked(query, key, plan.positions, segment.mask)
+                new = new[:, plan.slots :]
+            looked = segment.short_term.push_looked(marks, new, segment.shown, segment.lengths)
         if output:
 
             def attend(first: int = 0, drop: bool = True, value: Tensor = value) -> Tensor:
