@@ -11,6 +11,8 @@ from token --context on.  In bits a token:
     short     with the short-term memory (and sinks) alone
     memory    with the long-term memory as well; each --memory is a dict of overrides
     share     (short - memory) / (short - context)
+    another   as `memory`, but each document is read with the long-term memory of the next one: what
+              training has taught the model of such texts is in it, what the text said is not
 
 The first two do not depend on a memory, and are kept in a file (--cache, or beside the checkpoint).
 Floats are what a stream keeps between two segments; times are those of a token, by that of the host
@@ -25,6 +27,7 @@ import logging
 import math
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -55,16 +58,35 @@ def bits(x, targets):
     return found.view_as(targets)
 
 
+def of_another(decoder, state):
+    """The state with the long-term memory of the next row, and with what goes on to it."""
+    short = decoder.short_term
+
+    def roll(x):
+        sinks, left, kept = x.split([short.sinks, x.size(1) - short.size, short.length], dim=1)
+        return torch.cat([sinks, left.roll(1, dims=0), kept], dim=1)
+
+    return replace(
+        state,
+        recent=tuple(map(roll, state.recent)),
+        looked=tuple(map(roll, state.looked)),
+        memories=tuple(x.map(lambda y: y.roll(1, dims=0)) for x in state.memories),
+    )
+
+
 @torch.inference_mode()
-def streamed(decoder, texts, length, begin):
-    """Segment by segment with all that is kept.  -> B x tokens from `begin` on, seconds a token,
-    floats that a stream keeps"""
+def streamed(decoder, texts, length, begin, another=False):
+    """Segment by segment with all that is kept.  another: with the memory of the next document.
+    -> B x tokens from `begin` on, seconds a token, floats that a stream keeps"""
     state, found, seconds = decoder.initial_state(len(texts)), [], 0.0
     for at in range(0, texts.size(1) - 1, length):
         part, targets = texts[:, at : at + length], texts[:, at + 1 : at + length + 1]
         part = part[:, : targets.size(1)]
         since = time.process_time()
+        before = state
         x, state, _ = decoder(part, state, project=at + length > begin)
+        if another and at + length > begin:
+            x, _, _ = decoder(part, of_another(decoder, before))
         if at + length > begin:
             seconds += time.process_time() - since
             found.append(bits(x, targets))
@@ -166,6 +188,9 @@ def main():
         share = (sum(short) - sum(found)) / (sum(short) - sum(context))
         shares = f"share {share:.3f} ({' '.join(f'{x:.3f}' for x in each)})"
         show(f"memory {text}", found, shares, f"{floats:,} floats, time {seconds / unit:.2f}")
+        if decoder.ltm_enabled and len(texts) > 1:
+            out, _, _ = streamed(decoder, *sizes, another=True)
+            show("memory of another document", out.mean(dim=1).tolist())
 
 
 if __name__ == "__main__":

@@ -36,8 +36,10 @@ def test_the_worth_of_an_untrained_memory_and_what_is_looked_at_are_measured(
 
     first = worth("{}", "{'stm_length': 0, 'ltm_pick': 1}")
     second = worth("{}")  # from the file, but for the memory
-    names = ["2", "alone", "with", "short", "memory", "short", "memory"]
+    names = ["2", "alone", "with", "short", "memory", "memory", "short", "memory", "memory"]
     assert [row[0] for row in first] == names and "share" in first[4]
+    assert first[5][:4] == "memory of another document".split()
+    assert first[5][4] != first[4][2], "the books differ"
     assert first[:4] == second[:4] and first[4][:6] == second[4][:6]
 
     monkeypatch.syspath_prepend(ROOT / "scripts")  # it imports worth.py
