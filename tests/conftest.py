@@ -77,6 +77,7 @@ def start_training(args, world, rows):
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONFAULTHANDLER": "1"},  # says what an abort was at
         )
         for rank in ranks
     ]

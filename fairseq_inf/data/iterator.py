@@ -4,11 +4,11 @@ import atexit
 import contextlib
 import logging
 import queue
-import weakref
+import threading
 from collections.abc import Mapping, Sized
 from typing import Any
 
-from fairseq.data.iterators import EpochBatchIterator
+from fairseq.data.iterators import BackgroundConsumer, EpochBatchIterator
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +42,6 @@ class StreamIterator(EpochBatchIterator):
         )
         self.memory, self.layout, self.rows = memory, layout, rows
 
-    def _get_iterator_for_epoch(self, *args: Any, **kwargs: Any) -> Any:
-        itr = super()._get_iterator_for_epoch(*args, **kwargs)
-        if itr is not None and self.buffer_size > 0:
-            _buffers.add(itr._itr)
-        return itr
-
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         state["layout"], state["segments"] = self.layout, len(self)
@@ -80,20 +74,16 @@ class StreamIterator(EpochBatchIterator):
         self.memory.restore_memory(memory, self.rows)
 
 
-_buffers: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
 @atexit.register
 def _stop_reading() -> None:
-    """End the threads that fill fairseq's buffers: one that is at work in torch when the
-    interpreter goes aborts the process."""
-    for buffered in list(_buffers):
-        reader = buffered._consumer
-        if reader is not None:
+    """End the threads that fill fairseq's buffers, whoever began them: one that is at work in torch
+    when the interpreter goes aborts the process."""
+    for reader in threading.enumerate():
+        if isinstance(reader, BackgroundConsumer):
             reader._max_len = 0
             while reader.is_alive():
                 with contextlib.suppress(queue.Empty):
-                    buffered._queue.get(timeout=0.1)  # it may wait for room
+                    reader._queue.get(timeout=0.1)  # it may wait for room
 
 
 def _only(items: list[Any]) -> Any:
