@@ -20,13 +20,9 @@ memory has slots:
     best     what only who knows the future can choose
 """
 
-import argparse
-import logging
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
-from worth import documents, load
+from worth import documents, load, new_parser, parse
 
 from fairseq_inf.analysis.report import table
 from fairseq_inf.errors import plain_errors
@@ -88,20 +84,8 @@ def shared_out(found, length, window, slots, begin):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", type=Path, help="data-bin of fairseq-inf-prepare")
-    parser.add_argument("--path", type=Path, required=True, help="checkpoint with slots")
-    parser.add_argument("--split", default="valid")
-    parser.add_argument("--tokens", type=int, default=3072, help="of each document")
-    parser.add_argument("--context", type=int, default=2048, help="where counting begins")
-    parser.add_argument("--bf16", action="store_true", help="weights and activations in bfloat16")
-    args = parser.parse_args()
-    logging.disable(logging.INFO)
-    if not args.path.is_file():
-        parser.error(f"--path {args.path} does not exist")
-    if not 0 < args.context < args.tokens:
-        parser.error(f"--context {args.context} must be below --tokens {args.tokens}")
-    dtype = torch.bfloat16 if args.bf16 else torch.float
+    parser = new_parser(__doc__)
+    args, dtype = parse(parser)
     decoder, length = load(args.path, args.data, dtype)
     window = decoder.stm_length
     if args.context < window + length:
@@ -113,7 +97,7 @@ def main():
     off = {"sink_tokens": 0, "slot_spacing": 0.0, "ltm_enabled": False}
     decoder, _ = load(args.path, args.data, dtype, stm_length=args.tokens, **off)
     found = masses(decoder, documents(args.data, args.split, args.tokens), length)
-    rows, every = [], []
+    every = []
     for number in range(len(decoder.layers)):
         own = [segment[number] for segment in found]
         every.append(shared_out(own, length, window, slots, args.context).mean(dim=1))

@@ -11,7 +11,7 @@ from token --context on.  In bits a token:
     short     with the short-term memory (and sinks) alone
     memory    with the long-term memory as well; each --memory is a dict of overrides
     share     (short - memory) / (short - context)
-    another   as `memory`, but each document is read with the long-term memory of the next one: what
+    another   as `memory`, but each document is read with the long-term memory of another one: what
               training has taught the model of such texts is in it, what the text said is not
 
 The first two do not depend on a memory, and are kept in a file (--cache, or beside the checkpoint).
@@ -59,7 +59,7 @@ def bits(x, targets):
 
 
 def of_another(decoder, state):
-    """The state with the long-term memory of the next row, and with what goes on to it."""
+    """The state with the long-term memory of another row, and with what goes on to it."""
     short = decoder.short_term
 
     def roll(x):
@@ -76,7 +76,7 @@ def of_another(decoder, state):
 
 @torch.inference_mode()
 def streamed(decoder, texts, length, begin, another=False):
-    """Segment by segment with all that is kept.  another: with the memory of the next document.
+    """Segment by segment with all that is kept.  another: with the memory of another document.
     -> B x tokens from `begin` on, seconds a token, floats that a stream keeps"""
     state, found, seconds = decoder.initial_state(len(texts)), [], 0.0
     for at in range(0, texts.size(1) - 1, length):
@@ -135,27 +135,37 @@ class Kept:
         return self.found[key]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def new_parser(description):
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("data", type=Path, help="data-bin of fairseq-inf-prepare")
     parser.add_argument("--path", type=Path, required=True, help="checkpoint with a memory")
     parser.add_argument("--split", default="valid")
     parser.add_argument("--tokens", type=int, default=4096, help="of each document")
-    parser.add_argument("--context", type=int, default=2048, help="what a long context is")
-    parser.add_argument("--memory", action="append", metavar="OVERRIDES", help="a row each")
+    parser.add_argument("--context", type=int, default=2048, help="of which so many do not count")
     parser.add_argument("--bf16", action="store_true", help="weights and activations in bfloat16")
-    parser.add_argument("--cache", type=Path, help="file of the figures without a memory")
+    return parser
+
+
+def parse(parser):
+    """-> arguments, and the dtype that they ask for"""
     args = parser.parse_args()
     logging.disable(logging.INFO)
     if not args.path.is_file():
         parser.error(f"--path {args.path} does not exist")
     if not 0 < args.context < args.tokens:
         parser.error(f"--context {args.context} must be below --tokens {args.tokens}")
+    return args, torch.bfloat16 if args.bf16 else torch.float
+
+
+def main():
+    parser = new_parser(__doc__)
+    parser.add_argument("--memory", action="append", metavar="OVERRIDES", help="a row each")
+    parser.add_argument("--cache", type=Path, help="file of the figures without a memory")
+    args, dtype = parse(parser)
     try:
         rows = [(text, ast.literal_eval(text)) for text in args.memory or ["{}"]]
     except (ValueError, SyntaxError):
         parser.error("--memory must be a dict as {'ltm_pick': 8}")
-    dtype = torch.bfloat16 if args.bf16 else torch.float
     texts = documents(args.data, args.split, args.tokens)
     print(f"{len(texts)} documents, tokens {args.context} to {args.tokens} of each, bits a token")
 

@@ -50,9 +50,9 @@ def test_the_worth_of_an_untrained_memory_and_what_is_looked_at_are_measured(
     *layers, every = capsys.readouterr().out.splitlines()[2:]
     assert len(layers) == 2 and every.startswith("| all |")
     for row in (*layers, every):
-        sinks, window, beyond, near, picked, kept, best = map(float, row.split("|")[2:-1])
+        sinks, window, beyond, near, picked, returned, best = map(float, row.split("|")[2:-1])
         assert abs(sinks + window + beyond - 100) < 0.2
-        assert all(0 < x <= best < 100.1 for x in (near, picked, kept))
+        assert all(0 < x <= best < 100.1 for x in (near, picked, returned))
     with pytest.raises(SystemExit, match="ltm_pik is not a setting of this model, is it ltm_pick"):
         worth("{'ltm_pik': 1}")
 

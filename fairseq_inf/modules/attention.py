@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from fairseq_inf.memory import as_heads, side_by_side
 
-LOOKS = 8
-FAR = 64
+LOOKS = 8  # one query in so many says what is looked at
+FAR = 64  # tokens away, from which a look says what will be looked at later
 
 # B rows, T queries, P keys, H heads, d head width, e = H d
 
