@@ -7,9 +7,9 @@
 The first argument is a folder of hydra configs, or single ones; those whose names end in
 _without_document are trained and tested on --without.  Each is trained over the seeds, --jobs
 trainings at a time, and its last checkpoint answers the test split; its perplexity is measured
-with its long-term memory off, and on conversations without their documents, too.  --out gets
-table.md and examples.md.  A run that was broken off goes on where it stopped, and a finished one is
-not run again.
+on conversations without their documents, too, and it is asked for names of the documents.  --out
+gets table.md and examples.md.  A run that was broken off goes on where it stopped, and a finished
+one is not run again.
 """
 
 import argparse
@@ -34,6 +34,7 @@ from runs import (
 )
 
 from fairseq_inf.analysis.answers import Answers
+from fairseq_inf.analysis.facts import QUESTIONS
 from fairseq_inf.analysis.report import table
 from fairseq_inf.analysis.scores import MEASURES, bootstrap, compare
 from fairseq_inf.analysis.why import attended, excerpts
@@ -69,20 +70,16 @@ def work(args, row, seed):
         overrides = [f"checkpoint.finetune_from_model='{args.host}'", *row.overrides]
         seconds = train(row.config, data, seed, folder, overrides, args.threads, args.cpu)
         checkpoint = folder / "checkpoint_last.pt"
-        answers = evaluate(args, data, checkpoint, folder / "answers.json", args.answered)
-        result = {"config": row.name, "seed": seed, "seconds": seconds}
-        result["folder"] = str(folder)
-        result.update(answering=answers["seconds"], statistics=answers["statistics"])
+        facts = [] if bare else ["--facts"]
+        answers = evaluate(args, data, checkpoint, folder / "answers.json", args.answered, *facts)
+        result = {"config": row.name, "seed": seed, "seconds": seconds, "folder": str(folder)}
+        result.update({name: answers[name] for name in ("statistics", "facts")})
+        result["answering"] = answers["seconds"]
         result["ppl"] = answers["measures"]["ppl"]["value"]
-
-        def other(name, *how, of=data):
-            found = evaluate(args, of, checkpoint, folder / name, 0, *how)
-            return found["measures"]["ppl"]["value"]
-
-        if checkpoint_settings(checkpoint)["has_memory"]:
-            result["off"] = other("off.json", "--memory-off")
+        result["has_memory"] = checkpoint_settings(checkpoint)["has_memory"]
         if not bare:
-            result["without"] = other("without.json", of=args.without)
+            other = evaluate(args, args.without, checkpoint, folder / "without.json", 0)
+            result["without"] = other["measures"]["ppl"]["value"]
         return result
 
     return once(folder, asked, measure)
@@ -95,7 +92,7 @@ def evaluate(args, data, checkpoint, output, answered, *how):
             sys.executable, "-m", "fairseq_inf.commands.dialogue", data,
             "--path", str(checkpoint), "--output", str(output), *how,
         ]  # fmt: skip
-        command += ["--cpu"] * args.cpu
+        command += ["--cpu"] * args.cpu + ["--bf16"] * args.bf16
         for flag, count in (("--answered", answered), ("--conversations", args.conversations)):
             command += [] if count is None else [flag, str(count)]
         run(command, output.with_suffix(".log"), args.threads)
@@ -109,8 +106,8 @@ def pooled(results):
 
 def report(results, rows):
     """-> the table, and which differences from the host are more than chance"""
-    head = ["model", "perplexity", "by seed", "memory off", "without document"]
-    head += [MEASURES[name].title for name in SHOWN] + ["minutes", "paper"]
+    head = ["model", "perplexity", "by seed", "without document"]
+    head += [*QUESTIONS, *(MEASURES[name].title for name in SHOWN), "minutes", "paper"]
     lines, compared = [], []
     found = {row.name: [r for r in results if r["config"] == row.name] for row in rows}
     for own in found.values():
@@ -118,8 +115,10 @@ def report(results, rows):
     for name, own in found.items():
         values = [r["ppl"] for r in own]
         cells = [shown(name), spread(values), ", ".join(f"{v:.2f}" for v in values)]
-        for kind in ("off", "without"):
-            cells.append(spread([r[kind] for r in own]) if kind in own[0] else "–")
+        cells.append(spread([r["without"] for r in own]) if "without" in own[0] else "–")
+        for kind in QUESTIONS:
+            shares = [100 * r["facts"][kind][0] for r in own if kind in r["facts"]]
+            cells.append(f"{np.mean(shares):.0f} %" if shares else "–")
         measures = bootstrap(pooled(own))
         cells += ["{value:.2f} ({low:.2f}–{high:.2f})".format(**measures[kind]) for kind in SHOWN]
         cells.append(spread([(r["seconds"] + r["answering"]) / 60 for r in own]))
@@ -138,7 +137,7 @@ def report(results, rows):
 def examples(args, results, rows, count=3, turns=3):
     """The first responses of conversations that are evenly spaced over the test split, as the
     last row that has a memory answered them with the first seed; with what it looked at."""
-    found = [r for row in rows for r in results if r["config"] == row.name and "off" in r]
+    found = [r for row in rows for r in results if r["config"] == row.name and r["has_memory"]]
     if not found:
         return ""
     last = min((r for r in found if r["config"] == found[-1]["config"]), key=lambda r: r["seed"])
@@ -177,6 +176,7 @@ def main():
     parser.add_argument("--without", required=True, help="the same, made with --without-document")
     parser.add_argument("--host", required=True, help="checkpoint that fairseq-inf-import wrote")
     parser.add_argument("--out", default="dialogue", help="folder for checkpoints and results")
+    parser.add_argument("--bf16", action="store_true", help="measure in bfloat16")
     parser.add_argument("--conversations", type=int, help="of the test split, the first that many")
     parser.add_argument("--answered", type=int, help="of these, the first that many (all)")
     args = parser.parse_intermixed_args()

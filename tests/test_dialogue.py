@@ -19,6 +19,7 @@ from zoo import HOSTS, MEMORIES, make_model
 
 from fairseq_inf.analysis import scores
 from fairseq_inf.analysis.answers import Answers
+from fairseq_inf.analysis.facts import known_facts
 from fairseq_inf.analysis.why import attended
 from fairseq_inf.commands import chat, dialogue, prepare_dialogue
 from fairseq_inf.data import SequenceBatches, StreamDataset, load_encoding
@@ -434,6 +435,33 @@ def test_what_an_answer_looked_at_is_found_by_its_place(hub, data):
     assert not weights[len(tokens) - min(seen, 8) :].any(), "it has not left the short-term memory"
 
 
+def test_a_fact_is_known_if_it_is_likeliest_after_its_own_document(hub, data):
+    split = streams(data, "test")
+    documents = Answers(hub, split).documents
+    decoder, index = hub.model.decoder, split.dictionary.index
+    # the films of these two documents differ, their casts and directors do not
+    before = [
+        *(index("<speaker1>"), *hub.tokens_of(" what is the movie called?").tolist()),
+        *(split.dictionary.eos(), index("<speaker2>"), *hub.tokens_of(" it is called").tolist()),
+    ]
+    logs = np.zeros((2, 2))
+    names = [hub.text_of(x).split("Film: ")[1].split("\n")[0] for x in documents]
+    assert sorted(names) == ["Frozen", "Jaws"]
+    for i, document in enumerate(documents):
+        for j, name in enumerate(names):
+            fact = hub.tokens_of(f" {name}")
+            text = torch.cat([document, torch.tensor(before), fact])[None]
+            reading = new_reading(decoder, 1, L)
+            _, scores = read(decoder, reading, text, torch.tensor([text.size(1)]), score=True)
+            logs[i, j] = float(scores[0, -len(fact) :].sum())
+    found = known_facts(hub, documents, among=2, rows=3)
+    assert list(found) == ["film"]
+    share, gain = found["film"]
+    assert share == np.mean(logs.argmax(0) == [0, 1])
+    assert gain == pytest.approx((logs[0, 0] - logs[1, 0] + logs[1, 1] - logs[0, 1]) / 2, abs=1e-4)
+    assert abs(gain) > 1e-3, "the memory matters"
+
+
 # measures
 
 
@@ -627,14 +655,14 @@ def test_the_table_pools_the_seeds_and_compares_with_the_host(monkeypatch):
         likely = {"ppl": np.tile([50 * (2 - gain), 50], (60, 1))}  # of more than are answered
         found = {name: x.tolist() for name, x in {**likely, **means, **corpus}.items()}
         ppl = np.exp(2 - gain)
-        timed = {"seconds": 60, "answering": 60}
+        timed = {"seconds": 60, "answering": 60, "facts": {"film": [0.1 * seed, 1.0]}}
         return {"config": config, "seed": seed, "ppl": ppl, "statistics": found, **timed, **more}
 
     results = [result("host", seed, 0.0, without=9.0) for seed in (1, 2)]
-    results += [result("infinite_former", seed, 0.3, off=8.0, without=9.0) for seed in (2, 1)]
+    results += [result("infinite_former", seed, 0.3, without=9.0) for seed in (2, 1)]
     rows = [SimpleNamespace(name=name) for name in ("host", "infinite_former")]
     lines = script.report(results, rows).splitlines()
-    assert lines[2].startswith("| host | 7.39 ± 0.00 | 7.39, 7.39 | – | 9.00 ± 0.00 | ")
-    assert lines[3].startswith("| infinite former | 5.47 ± 0.00 | 5.47, 5.47 | 8.00 ± 0.00 | 9.00")
+    assert lines[2].startswith("| host | 7.39 ± 0.00 | 7.39, 7.39 | 9.00 ± 0.00 | 15 % | – | – | ")
+    assert lines[3].startswith("| infinite former | 5.47 ± 0.00 | 5.47, 5.47 | 9.00")
     assert "2.00 ± 0.00 | 18.02, 8.92, 15.28, 12.51, 7.52 |" in lines[3]
     assert lines[-1].startswith("infinite_former against host: perplexity -1.92 (p = 0.001), F1 +")

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from fairseq_inf.errors import Failure
 from fairseq_inf.hub import MemoryHub
 from fairseq_inf.models.decoder import MemoryDecoder
-from fairseq_inf.models.generation import log_probabilities
+from fairseq_inf.models.generation import score_features
 
 from .places import Sample
 from .trace import TraceWriter
@@ -40,8 +40,8 @@ class Reader:
         """inputs, targets: T.  -> loss of each target, in nats, and the extra of each layer"""
         decoder = self.decoder
         with _switched(decoder, ltm_enabled=self.memory, watched=watched):
-            out, self.state, extra = decoder(inputs[None], self.state)
-            loss = -log_probabilities(decoder, out, extra, targets[None])[0]
+            features, self.state, extra = decoder(inputs[None], self.state, head=False)
+            loss = -score_features(decoder, features[0], targets)
         self.loss += float(loss.double().sum())
         return loss.cpu().numpy(), extra["layers"]
 

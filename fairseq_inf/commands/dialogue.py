@@ -39,6 +39,8 @@ def parse() -> argparse.Namespace:
     add("--rows", type=int, default=16, help="conversations side by side (16)")
     add("--branches", type=int, default=64, help="answers side by side (64)")
     add("--memory-off", action="store_true", help="without the long-term memory")
+    add("--facts", action="store_true", help="ask for names that stand in the documents, too")
+    add("--bf16", action="store_true", help="weights and activations in bfloat16")
     add("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args()
     if not args.compare and not (args.data and args.path and args.output):
@@ -66,6 +68,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
 
     from fairseq_inf.analysis.answers import Answers
+    from fairseq_inf.analysis.facts import known_facts
     from fairseq_inf.analysis.scores import bootstrap, by_conversation, load_meteor, statistics
     from fairseq_inf.hub import open_hub
     from fairseq_inf.memory import check_writable
@@ -75,6 +78,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         load_meteor()  # fails now rather than later
     off = {"ltm_enabled": False} if args.memory_off else {}
     hub = open_hub(args.path, args.data, args.cpu, **off)
+    if args.bf16:
+        hub = hub.bfloat16()
     if hub.task.cfg._name != "dialogue":
         raise Failure(f"--path {args.path} is of --task {hub.task.cfg._name}, not of dialogue.")
     hub.task.load_dataset(args.split)
@@ -83,6 +88,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     settings = {"max_tokens": args.max_tokens, **search_settings(args)}
     turns = answers.run(args.answered, args.rows, args.branches, args.seed, True, **settings)
     seconds = time.time() - begin
+    facts = known_facts(hub, answers.documents) if args.facts else {}
     numbers = [said.conversation for said in turns]
     likely = np.array([[said.nll, said.tokens] for said in turns])
     found = {"ppl": by_conversation(likely, numbers)}
@@ -100,6 +106,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "answered": min(answered, len(answers.streams)),
         "responses": len(responses),
         "measures": bootstrap(found),
+        "facts": facts,
         "statistics": {name: x.tolist() for name, x in found.items()},
         "turns": [vars(said) for said in turns],
     }

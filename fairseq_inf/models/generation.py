@@ -68,12 +68,15 @@ def _put(state: Any, rows: Tensor, new: Any) -> Any:
     return state.map(lambda x: x.index_copy(0, rows, next(news)))
 
 
-def log_probabilities(
-    decoder: MemoryDecoder, out: Tensor, extra: dict[str, Any], target: Tensor
-) -> Tensor:
-    """Of the targets, B x T, by what the decoder has put out for them.  -> B x T"""
-    logs = decoder.get_normalized_probs((out, extra), log_probs=True, sample={"target": target})
-    return logs.gather(2, target[..., None]).squeeze(2).float()
+def score_features(decoder: MemoryDecoder, features: Tensor, target: Tensor) -> Tensor:
+    """Log-probabilities of the targets, n, by what the head takes, n x e.  -> n"""
+    found = [torch.zeros(0, device=target.device)]
+    for x, own in zip(features.split(512), target.split(512), strict=True):
+        out: Any = (decoder.head(x[None]), {})
+        asked = {"target": own[None]}
+        logs = decoder.get_normalized_probs(out, log_probs=True, sample=asked)[0]
+        found.append(logs.gather(1, own[:, None]).squeeze(1).float())
+    return torch.cat(found)
 
 
 @torch.no_grad()
@@ -106,19 +109,19 @@ def read(
         active = (sizes > 0).nonzero().squeeze(1)
         sizes = sizes[active].clamp(max=width)
         part = inputs[active, i * width : i * width + int(sizes.max())]
-        x, new, extra = decoder(part, state.rows(active), sizes, project=score)
+        x, new, _ = decoder(part, state.rows(active), sizes, project=score, head=False)
         full = sizes == width
         if full.any():
             state = _put(state, active[full], new.rows(full))
         if score:
             target = inputs[active, i * width + 1 : i * width + 1 + part.size(1)]
-            target = F.pad(target, (0, part.size(1) - target.size(1)))
-            logs = log_probabilities(decoder, x, extra, target)
-            at = torch.arange(part.size(1), device=text.device) + i * width + 1
+            at = torch.arange(target.size(1), device=text.device) + i * width + 1
             column = at - reading.count[active][:, None]  # of the text
             kept = (column >= 0) & (column < lengths[active][:, None])
             row = active[:, None].expand_as(column)
-            scores[row[kept], column[kept]] = logs[kept]
+            scores[row[kept], column[kept]] = score_features(
+                decoder, x[:, : target.size(1)][kept], target[kept]
+            )
         if report is not None:
             report(int(sizes.sum()))
     rest = total - closed * width
@@ -185,11 +188,8 @@ class OpenSegment:
     def score(self, targets: Tensor) -> Tensor:
         """targets: B x T, the token that follows each, pad for none.
         -> log-probabilities of those that are not pad, in their order"""
-        decoder, asked = self.decoder, targets != self.decoder.dictionary.pad()
-        found = [torch.zeros(0, device=targets.device)]
-        for x, own in zip(self.features[asked].split(512), targets[asked].split(512), strict=True):
-            found.append(log_probabilities(decoder, decoder.head(x[None]), {}, own[None])[0])
-        return torch.cat(found)
+        asked = targets != self.decoder.dictionary.pad()
+        return score_features(self.decoder, self.features[asked], targets[asked])
 
     def end(self) -> Opened:
         """To go on behind the last token of each row."""
