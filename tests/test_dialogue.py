@@ -611,6 +611,34 @@ def test_a_split_is_answered_measured_and_compared(trained, data, tmp_path, real
     assert "different conversations" in failed
 
 
+def test_a_model_of_another_task_answers_if_it_knows_the_markers(data, tmp_path):
+    def train(folder):
+        sizes = "--decoder-layers 1 --decoder-embed-dim 16 --decoder-attention-heads 2".split()
+        fairseq(
+            "train", folder, "--user-dir", "fairseq_inf", "--task", "long_sequence_lm", "--cpu",
+            "--arch", "transformer_xl_lm", *sizes, "--decoder-ffn-embed-dim", 16, "--stm-length", 8,
+            "--criterion", "cross_entropy_with_kl", "--optimizer", "adam", "--lr", 0.001,
+            "--tokens-per-sample", L, "--batch-size", 2, "--max-update", 1, "--num-workers", 0,
+            "--stream-layout", "documents", "--save-dir", tmp_path / folder.name,
+        )  # fmt: skip
+        output = tmp_path / f"{folder.name}.json"
+        path = tmp_path / folder.name / "checkpoint_last.pt"
+        args = [folder, "--path", path, "--cpu", "--answered", 0, "--output", output, "--bf16"]
+        return called(dialogue, args)
+
+    printed, failed = train(data)
+    assert failed is None and "| perplexity | " in printed
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "text").write_text("it is a film about snow\n" * 40)
+    fairseq(
+        "preprocess", "--only-source", "--trainpref", plain / "text", "--validpref", plain / "text",
+        "--testpref", plain / "text", "--destdir", plain / "words", "--workers", 1,
+    )  # fmt: skip
+    _, failed = train(plain / "words")
+    assert "does not know <doc>, <speaker1>, <speaker2>: name a model of --task dialogue" in failed
+
+
 def interrupted(prompt):
     raise KeyboardInterrupt
 

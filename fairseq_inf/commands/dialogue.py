@@ -70,6 +70,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     from fairseq_inf.analysis.answers import Answers
     from fairseq_inf.analysis.facts import known_facts
     from fairseq_inf.analysis.scores import bootstrap, by_conversation, load_meteor, statistics
+    from fairseq_inf.data.dialogue import MARKERS
     from fairseq_inf.hub import open_hub
     from fairseq_inf.memory import check_writable
 
@@ -80,8 +81,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     hub = open_hub(args.path, args.data, args.cpu, **off)
     if args.bf16:
         hub = hub.bfloat16()
-    if hub.task.cfg._name != "dialogue":
-        raise Failure(f"--path {args.path} is of --task {hub.task.cfg._name}, not of dialogue.")
+    missing = [word for word in MARKERS if word not in hub.dictionary]
+    if missing:
+        raise Failure(
+            f"--path {args.path} does not know {', '.join(missing)}: name a model of --task "
+            "dialogue, or one that fairseq-inf-import made with the --dict of DATA_BIN."
+        )
     hub.task.load_dataset(args.split)
     begin = time.time()
     answers = Answers(hub, hub.task.dataset(args.split), args.conversations)
