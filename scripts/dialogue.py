@@ -8,18 +8,18 @@ The first argument is a folder of hydra configs, or single ones; those whose nam
 _without_document are trained and tested on --without.  Each is trained over the seeds, --jobs
 trainings at a time, and its last checkpoint answers the test split; its perplexity is measured
 on conversations without their documents, too, and it is asked for names of the documents.  --out
-gets table.md and examples.md.  A run that was broken off goes on where it stopped, and a finished
-one is not run again.
+gets table.md, and the examples.md of the last row that has a memory.  A run that was broken off
+goes on where it stopped, and a finished one is not run again.
 """
 
 import argparse
 import json
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 from runs import (
     add_rows,
     checkpoint_settings,
@@ -33,12 +33,9 @@ from runs import (
     train,
 )
 
-from fairseq_inf.analysis.answers import Answers
 from fairseq_inf.analysis.facts import QUESTIONS
 from fairseq_inf.analysis.report import table
 from fairseq_inf.analysis.scores import MEASURES, bootstrap, compare
-from fairseq_inf.analysis.why import attended, excerpts
-from fairseq_inf.hub import open_hub
 
 WITHOUT = "_without_document"
 SHOWN = ("f1", "rouge1", "rougeL", "meteor", "bleu", "chrf")
@@ -70,8 +67,8 @@ def work(args, row, seed):
         overrides = [f"checkpoint.finetune_from_model='{args.host}'", *row.overrides]
         seconds = train(row.config, data, seed, folder, overrides, args.threads, args.cpu)
         checkpoint = folder / "checkpoint_last.pt"
-        facts = [] if bare else ["--facts"]
-        answers = evaluate(args, data, checkpoint, folder / "answers.json", args.answered, *facts)
+        more = ["--examples", str(folder / "examples.md"), *([] if bare else ["--facts"])]
+        answers = evaluate(args, data, checkpoint, folder / "answers.json", args.answered, *more)
         result = {"config": row.name, "seed": seed, "seconds": seconds, "folder": str(folder)}
         result.update({name: answers[name] for name in ("statistics", "facts")})
         result["answering"] = answers["seconds"]
@@ -134,41 +131,6 @@ def report(results, rows):
     return "\n".join([table(head, lines), "", *compared])
 
 
-def examples(args, results, rows, count=3, turns=3):
-    """The first responses of conversations that are evenly spaced over the test split, as the
-    last row that has a memory answered them with the first seed; with what it looked at."""
-    found = [r for row in rows for r in results if r["config"] == row.name and r["has_memory"]]
-    if not found:
-        return ""
-    last = min((r for r in found if r["config"] == found[-1]["config"]), key=lambda r: r["seed"])
-    folder = Path(last["folder"])
-    hub = open_hub(str(folder / "checkpoint_last.pt"), args.data, args.cpu)
-    hub.task.load_dataset("test")
-    dataset = hub.task.dataset("test")
-    said = json.loads((folder / "answers.json").read_text())["turns"]
-    total = 1 + max(turn["conversation"] for turn in said if turn["answer"])
-    answers = Answers(hub, dataset, total)
-    lines = [f"{last['config']}, seed {last['seed']}"]
-    for number in range(0, total, -(-total // count)):
-        stream = answers.streams[number]
-        document = answers.documents[stream.document]
-        own = [turn for turn in said if turn["conversation"] == number][: turns + 1]
-        lines += ["", f"Conversation {number + 1} of test", "", f"- {own[0]['text']}"]
-        base = int(stream.turn[0])
-        for turn in own[1:]:
-            before = stream.tokens[stream.turn < base + turn["turn"]]
-            marker = stream.tokens[len(before)][None]
-            answer = hub.tokens_of(f" {turn['answer']}")
-            tokens = torch.cat([document, before, marker, answer])
-            weights = attended(hub, tokens, len(tokens) - len(answer))[: len(document)]
-            looked = [
-                f"“{x}” {100 * w:.1f} %" for x, w in excerpts(hub, document, weights) if w > 0
-            ]
-            lines += [f"- {turn['text']}", f"  - model: {turn['answer'] or '(nothing)'}"]
-            lines.append(f"  - looked at {', '.join(looked) or 'nothing of the document'}")
-    return "\n".join(lines) + "\n"
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_rows(parser)
@@ -193,7 +155,9 @@ def main():
     )
     text = report(results, rows)
     (Path(args.out) / "table.md").write_text(text + "\n")
-    (Path(args.out) / "examples.md").write_text(examples(args, results, rows))
+    last = [r for row in rows for r in results if r["config"] == row.name and r["has_memory"]][-1:]
+    for result in last:
+        shutil.copy(Path(result["folder"]) / "examples.md", Path(args.out) / "examples.md")
     print(f"\n{text}")
 
 

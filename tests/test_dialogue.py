@@ -595,8 +595,13 @@ def test_a_split_is_answered_measured_and_compared(trained, data, tmp_path, real
     monkeypatch.setattr(nltk.data, "path", [str(real_data / "nltk_data")])
     one, two = tmp_path / "one.json", tmp_path / "two.json"
     args = [data, "--path", trained, "--cpu", "--max-tokens", 10, "--output"]
-    printed, failed = called(dialogue, [*args, one])
+    examples = tmp_path / "examples.md"
+    printed, failed = called(dialogue, [*args, one, "--examples", examples])
     assert failed is None
+    lines = examples.read_text().splitlines()
+    assert lines[0] == "Conversation 1" and "Conversation 2" in lines
+    assert lines[2:4] == ["- hello there what film is it?", "- it is Frozen, with Idina Menzel"]
+    assert lines[4].startswith("  - model: ") and lines[5].startswith("  - looked at “")
     for measure in scores.MEASURES.values():
         assert f"| {measure.title} | " in printed
     result = json.loads(one.read_text())

@@ -39,6 +39,7 @@ def parse() -> argparse.Namespace:
     add("--rows", type=int, default=16, help="conversations side by side (16)")
     add("--branches", type=int, default=64, help="answers side by side (64)")
     add("--memory-off", action="store_true", help="without the long-term memory")
+    add("--examples", type=Path, help="file for a few answers, with what they looked at")
     add("--facts", action="store_true", help="ask for names that stand in the documents, too")
     add("--bf16", action="store_true", help="weights and activations in bfloat16")
     add("--cpu", action="store_true", help="do not use a GPU")
@@ -51,6 +52,8 @@ def parse() -> argparse.Namespace:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     if args.answered is not None and args.answered < 0:
         parser.error(f"--answered must be at least 0, got {args.answered}")
+    if args.examples and args.answered == 0:
+        parser.error("--examples needs answers: --answered must be at least 1")
     if not 0 < args.topp <= 1:
         parser.error(f"--topp must be above 0 and at most 1, got {args.topp}")
     return args
@@ -70,11 +73,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     from fairseq_inf.analysis.answers import Answers
     from fairseq_inf.analysis.facts import known_facts
     from fairseq_inf.analysis.scores import bootstrap, by_conversation, load_meteor, statistics
+    from fairseq_inf.analysis.why import explain
     from fairseq_inf.data.dialogue import MARKERS
     from fairseq_inf.hub import open_hub
     from fairseq_inf.memory import check_writable
 
-    check_writable(str(args.output))
+    for path in filter(None, (args.output, args.examples)):
+        check_writable(str(path))
     if args.answered != 0:
         load_meteor()  # fails now rather than later
     off = {"ltm_enabled": False} if args.memory_off else {}
@@ -97,18 +102,22 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     numbers = [said.conversation for said in turns]
     likely = np.array([[said.nll, said.tokens] for said in turns])
     found = {"ppl": by_conversation(likely, numbers)}
-    answered = len(answers.streams) if args.answered is None else args.answered
+    answered = len(answers.streams)
+    if args.answered is not None:
+        answered = min(args.answered, answered)
     responses = [said for said in turns if said.turn > 0 and said.conversation < answered]
     if responses:
         each = statistics([said.answer for said in responses], [said.text for said in responses])
         numbers = [said.conversation for said in responses]
         found |= {name: by_conversation(x, numbers) for name, x in each.items()}
-    asked = {**vars(args), "output": str(args.output), **settings}
+    if args.examples:
+        args.examples.write_text(explain(answers, answered), "utf-8")
+    asked = {name: x for name, x in vars(args).items() if name != "compare"} | settings
     return {
-        "asked": {name: x for name, x in asked.items() if name != "compare"},
+        "asked": {name: str(x) if isinstance(x, Path) else x for name, x in asked.items()},
         "seconds": round(seconds, 1),
         "conversations": len(answers.streams),
-        "answered": min(answered, len(answers.streams)),
+        "answered": answered,
         "responses": len(responses),
         "measures": bootstrap(found),
         "facts": facts,
@@ -125,6 +134,8 @@ def show(result: dict[str, Any]) -> str:
         [MEASURES[name].title, f"{x['value']:.2f}", f"{x['low']:.2f}–{x['high']:.2f}"]
         for name, x in result["measures"].items()
     ]
+    for name, (share, gain) in result["facts"].items():
+        lines.append([f"{name} known", f"{100 * share:.0f} %", f"{gain:+.2f} nats"])
     return table(["measure", "value", "95 % of draws"], lines)
 
 
