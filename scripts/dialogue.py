@@ -59,6 +59,7 @@ def work(args, row, seed):
         "--host": args.host,
         "--conversations": args.conversations,
         "--answered": args.answered,
+        "--bf16": args.bf16,
         "overrides": row.overrides,
         "config": row.config.read_text(),
     }
@@ -142,6 +143,8 @@ def main():
     parser.add_argument("--conversations", type=int, help="of the test split, the first that many")
     parser.add_argument("--answered", type=int, help="of these, the first that many (all)")
     args = parser.parse_intermixed_args()
+    if args.answered is not None and args.answered < 1:
+        parser.error(f"--answered must be at least 1, got {args.answered}")
     rows = find_rows(parser, args)
     args.without, args.host = (str(Path(x).resolve()) for x in (args.without, args.host))
     for flag, path in (("--without", Path(args.without) / "dict.txt"), ("--host", Path(args.host))):

@@ -21,6 +21,7 @@ TEXT
 }
 
 [[ $# == 0 || $1 == -h || $1 == --help ]] && help && exit
+[[ $# -gt 1 && $2 != -* ]] || { echo "prepare.sh: name DATA_BIN, the folder to make, after CMU_DOG_DIR" >&2; exit 2; }
 here=$(cd "$(dirname "$0")" && pwd)
 encoding=()
 if [[ " $* " != *" --encoding"* && " $* " != *" --bpe"* && " $* " != *" --spm-model"* &&

@@ -12,6 +12,7 @@ from fairseq_inf.models.generation import new_reading, read
 
 from .answers import pad
 
+AMONG = 10  # documents, the own one and others
 # what is looked for in a document, and a conversation that ends where it would be said
 QUESTIONS = {
     "film": (r"Film: (.+)", "what is the movie called?", "it is called"),
@@ -22,7 +23,7 @@ QUESTIONS = {
 
 @torch.no_grad()
 def known_facts(
-    hub: MemoryHub, documents: Sequence[Tensor], among: int = 10, rows: int = 16
+    hub: MemoryHub, documents: Sequence[Tensor], among: int = AMONG, rows: int = 16
 ) -> dict[str, tuple[float, float]]:
     """Each fact is asked for after its own document and after the next ones, `among` in all.  It is
     known where it is likeliest after its own; how likely a name is by itself, or how long, does not

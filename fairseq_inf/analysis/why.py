@@ -17,9 +17,9 @@ from .places import Places, phrases
 
 @torch.no_grad()
 def attended(hub: MemoryHub, tokens: Tensor, first: int) -> Tensor:
-    """How much of the attention that the tokens from `first` on have paid to the long-term memories
-    went to each token of a stream: a mean over those tokens, the heads and the layers.  What is
-    still in the short-term memory is not in it.  tokens: n.  -> n, of a sum of at most 1"""
+    """How the attention that the tokens from `first` on have paid to words in long-term memories is
+    shared out among the tokens of a stream, over those tokens, the heads and the layers.  What is
+    still in the short-term memory is not in it.  tokens: n.  -> n, of a sum of 1, or all 0"""
     decoder = hub.model.decoder
     reader = Reader(decoder)
     stream = torch.cat([torch.tensor([decoder.dictionary.eos()]), tokens])
@@ -27,7 +27,6 @@ def attended(hub: MemoryHub, tokens: Tensor, first: int) -> Tensor:
     found = torch.zeros(len(stream), dtype=torch.float64)
     places: dict[int, Places] = {}
     come: dict[int, list[int]] = {}  # of each layer, the vectors that its memory has been given
-    reads = 0
     for begin in range(0, len(tokens), hub.length):
         part = stream[begin : begin + hub.length + 1].to(hub.device)
         _, layers = reader.read(part[:-1], part[1:], watched=True)
@@ -44,10 +43,9 @@ def attended(hub: MemoryHub, tokens: Tensor, first: int) -> Tensor:
             masses = masses[0, :, asked].double().cpu()
             vectors = torch.tensor(come[number][place.first : place.after])
             found.index_add_(0, vectors, masses.sum(dim=(0, 1)))
-            reads += masses.size(0) * masses.size(1)
     if not places:
         raise Failure("this model has no memory in which words have a place")
-    return found[1:] / max(reads, 1)
+    return found[1:] / found[1:].sum().clamp(min=1e-12)
 
 
 def excerpts(

@@ -40,7 +40,7 @@ class Chat:
     @staticmethod
     def _text(document: Path) -> str:
         try:
-            text = document.read_bytes().decode("utf-8")
+            text = document.read_bytes().decode("utf-8-sig")
         except UnicodeDecodeError:
             raise Failure(f"--document {document} is not UTF-8: convert it.") from None
         if not text.strip():
@@ -72,16 +72,17 @@ class Chat:
             return str(failure)
         found = excerpts(self.hub, self.stream[: self.document], weights)
         lines = [f"  {100 * weight:4.1f} %  {text}" for text, weight in found if weight > 0]
-        total = f"{100 * float(weights.sum()):.0f} % of its looks at the long-term memory went to"
+        share = f"{100 * float(weights.sum()):.0f} % of its looks at words in the long-term memory"
         if not lines:
             return "nothing of the document is in the long-term memory yet"
-        return "\n".join([f"{total} the document, most to", *lines])
+        return "\n".join([f"{share} went to the document, most to", *lines])
 
 
 def talk(chat: Chat) -> None:
     while True:
         try:
-            text = " ".join(input("you: ").split())
+            typed = input("you: ").encode("utf-8", "replace").decode()
+            text = " ".join(typed.split())
         except EOFError:
             print()
             return

@@ -46,6 +46,8 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     if not args.compare and not (args.data and args.path and args.output):
         parser.error("give DATA_BIN, --path and --output, or --compare with two files")
+    if not abs(args.seed) < 2**63:
+        parser.error(f"--seed must be a number of 64 bits, got {args.seed}")
     for name in ("max_tokens", "rows", "branches", "conversations", "beam"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -71,7 +73,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     import numpy as np
 
     from fairseq_inf.analysis.answers import Answers
-    from fairseq_inf.analysis.facts import known_facts
+    from fairseq_inf.analysis.facts import AMONG, known_facts
     from fairseq_inf.analysis.scores import bootstrap, by_conversation, load_meteor, statistics
     from fairseq_inf.analysis.why import explain
     from fairseq_inf.data.dialogue import MARKERS
@@ -92,9 +94,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             f"--path {args.path} does not know {', '.join(missing)}: name a model of --task "
             "dialogue, or one that fairseq-inf-import made with the --dict of DATA_BIN."
         )
+    if args.memory_off and not hub.model.has_memory:
+        raise Failure(f"--path {args.path} has no long-term memory: leave --memory-off out.")
     hub.task.load_dataset(args.split)
     begin = time.time()
     answers = Answers(hub, hub.task.dataset(args.split), args.conversations)
+    if args.facts and len(answers.documents) < AMONG:
+        raise Failure(
+            f"--facts needs {AMONG} documents to compare, these conversations have "
+            f"{len(answers.documents)}: leave it out, or take more of the split."
+        )
     settings = {"max_tokens": args.max_tokens, **search_settings(args)}
     turns = answers.run(args.answered, args.rows, args.branches, args.seed, True, **settings)
     seconds = time.time() - begin
@@ -140,11 +149,14 @@ def show(result: dict[str, Any]) -> str:
 
 
 def load(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise Failure(f"--compare {path} does not exist or is not a file.")
     try:
         found = json.loads(path.read_text())
-        found["turns"], found["statistics"]
-    except (ValueError, KeyError, TypeError):
-        raise Failure(f"{path} is not what fairseq-inf-dialogue has written.") from None
+        [(x["conversation"], x["text"]) for x in found["turns"]]
+        found["statistics"]["ppl"], found["measures"]["ppl"], found["answered"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Failure(f"--compare {path} is not what fairseq-inf-dialogue has written.") from None
     return found
 
 
@@ -180,10 +192,14 @@ def main() -> None:
         if args.compare:
             print(show_difference(args.compare))
             return
-        result = measure(args)
-        partial = args.output.with_name(f"{args.output.name}.partial")  # never half a file
+        try:
+            result = measure(args)
+        except KeyboardInterrupt:
+            sys.exit("fairseq-inf-dialogue: interrupted, nothing was written")
+        output = args.output.resolve()
+        partial = output.with_name(f"{output.name}.partial")  # never half a file
         partial.write_text(json.dumps(result, indent=1) + "\n")
-        partial.replace(args.output)
+        partial.replace(output)
     print(show(result))
     print(
         f"{result['responses']:,} responses of {result['answered']:,} conversations, and the "

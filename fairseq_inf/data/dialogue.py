@@ -69,7 +69,7 @@ def film_text(film: dict[str, Any], path: Path) -> str:
             section = _flat(section or "")
         if not section:
             raise Failure(f"{path}: section {name} of the document is empty.")
-        sections.append(section)
+        sections.append(_encodable(section, path))
     return "\n".join(sections) + "\n"
 
 
@@ -115,14 +115,15 @@ def _conversation(path: Path, films: dict[int, str]) -> Conversation:
     """Messages of one speaker that follow each other are one turn."""
     content = read_json(path)
     film, history = content.get("wikiDocumentIdx"), content.get("history")
-    if film not in films:
+    if not isinstance(film, int) or film not in films:
         raise Failure(f"{path}: its film, wikiDocumentIdx {film!r}, is not in WikiData.")
     turns: list[tuple[int, str]] = []
     for message in history if isinstance(history, list) else ():
-        speaker = {"user1": 0, "user2": 1}.get(message.get("uid"))
+        message = message if isinstance(message, dict) else {}
+        speaker = {"user1": 0, "user2": 1}.get(str(message.get("uid")))
         if speaker is None or not isinstance(message.get("text"), str):
             raise Failure(f"{path}: a message must have a text, and user1 or user2 as its uid.")
-        text = " ".join(message["text"].split())
+        text = " ".join(_encodable(message["text"], path).split())
         if turns and turns[-1][0] == speaker:
             turns[-1] = (speaker, f"{turns[-1][1]} {text}".strip())
         else:
@@ -130,6 +131,14 @@ def _conversation(path: Path, films: dict[int, str]) -> Conversation:
     if len(turns) < 2:
         raise Failure(f"{path}: a conversation must have two turns at least, it has {len(turns)}.")
     return Conversation(film, tuple(turns))
+
+
+def _encodable(text: str, path: Path) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Failure(f"{path}: a text holds half a character, which UTF-8 has not.") from None
+    return text
 
 
 def check_published(conversations: dict[str, list[Conversation]], folder: Path) -> None:
@@ -168,8 +177,10 @@ class Streams:
 
 
 def dictionary_text(encoding: Encoding) -> str:
-    """dict.txt of an encoding, with the words that begin a part."""
-    return encoding.dictionary() + "".join(f"{marker} 1\n" for marker in MARKERS)
+    """dict.txt of an encoding, with the words that begin a part, if it has them not."""
+    text = encoding.dictionary()
+    words = {line.split(" ")[0] for line in text.split("\n")}
+    return text + "".join(f"{marker} 1\n" for marker in MARKERS if marker not in words)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def save_state(state: State, path: str | os.PathLike[str], fingerprint: str) -> 
         save_file(tensors, partial, metadata=metadata)
         os.replace(partial, path)
     except (SafetensorError, OSError) as error:
-        raise OSError(f"memory file {path} cannot be written: {error}") from None
+        raise OSError(f"{path} cannot be written: {error}") from None
     finally:
         if os.path.exists(partial):
             os.remove(partial)
@@ -42,13 +42,13 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     """Raise an error if a file cannot be written there.  A link is followed."""
     folder = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(folder):
-        raise FileNotFoundError(f"memory file {path} cannot be written: {folder} does not exist")
+        raise FileNotFoundError(f"{path} cannot be written: {folder} does not exist")
     if os.path.isdir(path):
-        raise IsADirectoryError(f"memory file {path} cannot be written: it is a folder")
+        raise IsADirectoryError(f"{path} cannot be written: it is a folder")
     if os.path.exists(path) and not os.path.isfile(path):
-        raise OSError(f"memory file {path} cannot be written: there is something that is no file")
+        raise OSError(f"{path} cannot be written: there is something that is no file")
     if not os.access(folder, os.W_OK):
-        raise PermissionError(f"memory file {path} cannot be written: {folder} is not yours")
+        raise PermissionError(f"{path} cannot be written: {folder} is not yours")
 
 
 def checksum(tensors: dict[str, Tensor]) -> str:
