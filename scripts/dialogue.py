@@ -1,8 +1,8 @@
 """Train configs on document-grounded dialogue, answer the test split, and print one table.
 
     python scripts/dialogue.py examples/dialogue/config/small --data data-bin/dialogue \
-        --without data-bin/dialogue-without --host imported/dialogue/checkpoint.pt \
-        --seeds 1 2 --jobs 2 --cpu
+        --without data-bin/dialogue-without --host checkpoints/dialogue/start/checkpoint_last.pt \
+        --seeds 2 3 --jobs 2 --cpu
 
 The first argument is a folder of hydra configs, or single ones; those whose names end in
 _without_document are trained and tested on --without.  Each is trained over the seeds, --jobs
@@ -137,7 +137,7 @@ def main():
     add_rows(parser)
     parser.add_argument("--data", required=True, help="data-bin of examples/dialogue/prepare.sh")
     parser.add_argument("--without", required=True, help="the same, made with --without-document")
-    parser.add_argument("--host", required=True, help="checkpoint that fairseq-inf-import wrote")
+    parser.add_argument("--host", required=True, help="checkpoint that all begin from")
     parser.add_argument("--out", default="dialogue", help="folder for checkpoints and results")
     parser.add_argument("--bf16", action="store_true", help="measure in bfloat16")
     parser.add_argument("--conversations", type=int, help="of the test split, the first that many")
@@ -158,8 +158,9 @@ def main():
     )
     text = report(results, rows)
     (Path(args.out) / "table.md").write_text(text + "\n")
-    last = [r for row in rows for r in results if r["config"] == row.name and r["has_memory"]][-1:]
-    for result in last:
+    results.sort(key=lambda result: -result["seed"])
+    found = [r for row in rows for r in results if r["config"] == row.name and r["has_memory"]]
+    for result in found[-1:]:  # of the first seed
         shutil.copy(Path(result["folder"]) / "examples.md", Path(args.out) / "examples.md")
     print(f"\n{text}")
 

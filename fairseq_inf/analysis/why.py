@@ -21,7 +21,7 @@ def attended(hub: MemoryHub, tokens: Tensor, first: int) -> Tensor:
     shared out among the tokens of a stream, over those tokens, the heads and the layers.  What is
     still in the short-term memory is not in it.  tokens: n.  -> n, of a sum of 1, or all 0"""
     decoder = hub.model.decoder
-    reader = Reader(decoder)
+    reader = Reader(decoder, decoder.ltm_enabled)
     stream = torch.cat([torch.tensor([decoder.dictionary.eos()]), tokens])
     # the vector of a token stands where the token is an input: one later than as a target
     found = torch.zeros(len(stream), dtype=torch.float64)
