@@ -305,15 +305,21 @@ class Continuation:
         self.counts = [n + 1 for n in self.counts]
         return decoder.head(x)
 
-    @staticmethod
-    def _place(hidden: Tensor, hides: bool, count: Tensor, counts: list[int]) -> Place:
+    def _place(self, hidden: Tensor, hides: bool, count: Tensor, counts: list[int]) -> Place:
         past, most = hidden.size(2), max(counts)
+        last = past + most + 1
+        # products of half a cache and more are faster of all of it: a part would be copied first
+        width = past + self.cache.reading.tokens.size(1)
+        width = width if 2 * last > width else last
         if min(counts) == most:
-            shown = F.pad(hidden, (0, most + 1)) if hides else None
-            return Place(past, most, past + most, count, shown, None)
+            shown = None
+            if hides or last < width:
+                shown = hidden if hides else hidden[:1]
+                shown = F.pad(F.pad(shown, (0, most + 1)), (0, width - last), value=-torch.inf)
+            return Place(past, most, width, last - 1, count, shown, None)
         column = count + past
-        place = torch.arange(past + most + 1, device=hidden.device)
-        places = (place + most - count[:, None]).clamp(max=past + most)
+        place = torch.arange(width, device=hidden.device)
+        places = (place[:last] + most - count[:, None]).clamp(max=last - 1)
         late = place > column[:, None]
-        shown = F.pad(hidden, (0, most + 1)).masked_fill(late[:, None], -torch.inf)
-        return Place(past, most, column, count, shown, places)
+        shown = F.pad(hidden, (0, width - past)).masked_fill(late[:, None], -torch.inf)
+        return Place(past, most, width, column, count, shown, places)

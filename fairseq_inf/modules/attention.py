@@ -29,6 +29,7 @@ class Place:
 
     past: int  # keys before the segment
     most: int  # tokens of the longest row before this one
+    width: int  # keys that `hidden` is of, those up to the longest row's token or all of the cache
     column: int | Tensor  # of the new key: the same in every row, or B of them
     counts: Tensor  # B: tokens of the segment before this one
     hidden: Tensor | None  # None, or added to the scores, broadcastable to B x H x P

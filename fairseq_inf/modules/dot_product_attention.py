@@ -51,10 +51,10 @@ class DotProductAttention(Attention):
         table: Any = None,
         first: int = 0,
     ) -> Tensor:
-        last = place.past + place.most + 1
-        scores = (query @ keys[:, :, first:last].transpose(2, 3)).squeeze(2)  # B x H x P
+        read = slice(first, place.width)
+        scores = (query @ keys[:, :, read].transpose(2, 3)).squeeze(2)  # B x H x P
         scores = scores / math.sqrt(self.head_dim)
         if place.hidden is not None:
             scores = scores + place.hidden[..., first:]
         weights = torch.softmax(scores, dim=-1)
-        return weights[:, :, None] @ values[:, :, first:last]
+        return weights[:, :, None] @ values[:, :, read]

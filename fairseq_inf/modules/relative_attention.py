@@ -102,7 +102,7 @@ class RelativeAttention(Attention):
         if place.places is not None:
             scores = scores.gather(2, place.places[:, None].expand(-1, h, -1))
         if place.hidden is not None:
-            scores = scores + place.hidden
+            scores = scores + place.hidden[..., :last]
         content = (query + self.content_bias[:, None]).view(b * h, 1, d)
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         scores = scores[..., first:].reshape(b * h, 1, -1)
