@@ -450,7 +450,8 @@ def test_what_an_answer_looked_at_is_found_by_its_place(hub, data):
 
 def test_a_fact_is_known_if_it_is_likeliest_after_its_own_document(hub, data):
     split = streams(data, "test")
-    documents = Answers(hub, split).documents
+    answers = Answers(hub, split)
+    documents = answers.documents
     decoder, index = hub.model.decoder, split.dictionary.index
     # the films of these two documents differ, their casts and directors do not
     before = [
@@ -467,7 +468,7 @@ def test_a_fact_is_known_if_it_is_likeliest_after_its_own_document(hub, data):
             reading = new_reading(decoder, 1, L)
             _, scores = read(decoder, reading, text, torch.tensor([text.size(1)]), score=True)
             logs[i, j] = float(scores[0, -len(fact) :].sum())
-    found = known_facts(hub, documents, among=2, rows=3)
+    found = known_facts(answers, among=2, rows=3)
     assert list(found) == ["film"]
     share, gain = found["film"]
     assert share == np.mean(logs.argmax(0) == [0, 1])

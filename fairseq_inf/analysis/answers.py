@@ -5,6 +5,7 @@ A document is read once, a conversation once; at each of its turns a copy goes o
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,14 @@ class Answers:
         self.nll = torch.zeros(len(self.turns), dtype=torch.double)
         self.tokens = torch.zeros(len(self.turns), dtype=torch.long)
 
+    @cached_property
+    def after_documents(self) -> Reading:
+        """A row a document, which has been read."""
+        hub, decoder = self.hub, self.hub.model.decoder
+        texts, lengths = pad(self.documents, self.pad)
+        reading = new_reading(decoder, len(texts), hub.length)
+        return read(decoder, reading, texts.to(hub.device), lengths.to(hub.device))
+
     def run(
         self,
         answered: int | None = None,
@@ -88,17 +97,13 @@ class Answers:
         """answered: how many conversations are, the first ones (all); likelihoods are of all.
         rows: conversations side by side.  branches: answers side by side.
         settings: of `hub.go_on`"""
-        hub, decoder = self.hub, self.hub.model.decoder
-        texts, lengths = pad(self.documents, self.pad)
-        documents = new_reading(decoder, len(texts), hub.length)
-        documents = read(decoder, documents, texts.to(hub.device), lengths.to(hub.device))
         order = sorted(self.streams, key=lambda stream: len(stream.tokens))
         torch.manual_seed(seed)
         answered = len(self.streams) if answered is None else answered
         with tqdm(total=len(self.streams), unit=" conversations", disable=not progress) as bar:
             for first in range(0, len(order), rows):
                 own = order[first : first + rows]
-                for segment, turn in self._segments(own, documents):
+                for segment, turn in self._segments(own):
                     starts = self._starts(segment, turn, answered)
                     for some in starts.split(branches) if len(starts) else ():
                         self._answer(segment, turn, some, settings)
@@ -109,14 +114,12 @@ class Answers:
             said.nll, said.tokens = nll, tokens
         return self.turns
 
-    def _segments(
-        self, streams: list[Stream], documents: Reading
-    ) -> Iterator[tuple[OpenSegment, Tensor]]:
+    def _segments(self, streams: list[Stream]) -> Iterator[tuple[OpenSegment, Tensor]]:
         """Read some conversations to their ends; count what is likely.  -> each segment, and the
         turn of each of its tokens, -1 for those of the document: B x T"""
         hub, length = self.hub, self.hub.length
         chosen = torch.tensor([stream.document for stream in streams], device=hub.device)
-        reading = documents.rows(chosen)
+        reading = self.after_documents.rows(chosen)
         # from the last border of segments before the first turn
         before = [x[:n].cpu() for x, n in zip(reading.tokens, reading.count, strict=True)]
         texts = [torch.cat([x, s.tokens]) for x, s in zip(before, streams, strict=True)]

@@ -1,16 +1,13 @@
 """Which facts of a document a model still knows once the document is in its memory."""
 
 import re
-from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from fairseq_inf.data.dialogue import END, SPEAKERS
-from fairseq_inf.hub import MemoryHub
-from fairseq_inf.models.generation import new_reading, read
+from fairseq_inf.models.generation import read
 
-from .answers import pad
+from .answers import Answers, pad
 
 AMONG = 10  # documents, the own one and others
 # what is looked for in a document, and a conversation that ends where it would be said
@@ -23,21 +20,20 @@ QUESTIONS = {
 
 @torch.no_grad()
 def known_facts(
-    hub: MemoryHub, documents: Sequence[Tensor], among: int = AMONG, rows: int = 16
+    answers: Answers, among: int = AMONG, rows: int = 16
 ) -> dict[str, tuple[float, float]]:
-    """Each fact is asked for after its own document and after the next ones, `among` in all.  It is
-    known where it is likeliest after its own; how likely a name is by itself, or how long, does not
-    matter.  A fact that another document holds, too, is left out.
+    """Each fact of the documents of conversations is asked for after its own document and after the
+    next ones, `among` in all.  It is known where it is likeliest after its own; how likely a
+    name is by itself, or how long, does not matter.  A fact that another document holds, too, is
+    left out.
     -> of each question that `among` documents or more can answer, the share that is known, and what
     the own document adds to the log-probability, over the mean of the others, in nats"""
+    hub, reading = answers.hub, answers.after_documents
     decoder = hub.model.decoder
-    texts, lengths = pad(documents, decoder.dictionary.pad())
-    reading = new_reading(decoder, len(texts), hub.length)
-    reading = read(decoder, reading, texts.to(hub.device), lengths.to(hub.device))
     first, end, second = (
         torch.tensor([decoder.dictionary.index(x)]) for x in (SPEAKERS[0], END, SPEAKERS[1])
     )
-    spelled = [hub.text_of(document) for document in documents]
+    spelled = [hub.text_of(document) for document in answers.documents]
     found = {}
     for name, (pattern, question, answer) in QUESTIONS.items():
         facts = {
@@ -55,16 +51,19 @@ def known_facts(
         fact = torch.arange(len(owner))[:, None]
         document = torch.tensor(owner)[(fact + torch.arange(among)) % len(owner)].flatten()
         fact = fact.expand(-1, among).flatten()
-        logs = torch.cat([
-            read(
+        # the open segments of a batch are read again: those of about the same length together
+        order = reading.count.cpu()[document].argsort(stable=True)
+        logs = torch.zeros(len(fact), dtype=torch.double)
+        for some in order.split(rows):
+            _, scores = read(
                 decoder,
                 reading.rows(document[some].to(hub.device)),
                 asked[fact[some]].to(hub.device),
                 counts[fact[some]].to(hub.device),
                 score=True,
-            )[1][:, len(before) :].sum(1).cpu()
-            for some in torch.arange(len(fact)).split(rows)
-        ]).double().view(-1, among)  # fmt: skip
+            )
+            logs[some] = scores[:, len(before) :].sum(1).double().cpu()
+        logs = logs.view(-1, among)
         own, others = logs[:, 0], logs[:, 1:]
         known = (own > others.amax(1)).double()
         gain = own - others.mean(1)

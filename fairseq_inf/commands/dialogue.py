@@ -107,7 +107,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     settings = {"max_tokens": args.max_tokens, **search_settings(args)}
     turns = answers.run(args.answered, args.rows, args.branches, args.seed, True, **settings)
     seconds = time.time() - begin
-    facts = known_facts(hub, answers.documents) if args.facts else {}
+    facts = known_facts(answers) if args.facts else {}
     numbers = [said.conversation for said in turns]
     likely = np.array([[said.nll, said.tokens] for said in turns])
     found = {"ppl": by_conversation(likely, numbers)}
