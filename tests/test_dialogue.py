@@ -655,6 +655,21 @@ def test_bad_requests_are_named_before_anything_is_read(trained, data, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "flag, value", [("--topp", "0"), ("--max-tokens", 10**12), ("--seed", 2**64)]
+)
+@pytest.mark.parametrize("command", [dialogue, chat])
+def test_draws_that_cannot_be_are_refused(command, flag, value, tmp_path, capsys):
+    document = tmp_path / "film.txt"
+    document.write_text("Frozen")
+    args = ["--path", "x", flag, value]
+    args += (
+        ["x", "--output", "x"] if command is dialogue else ["--data", "x", "--document", document]
+    )
+    called(command, args)
+    assert f"error: {flag} must be " in capsys.readouterr().err
+
+
 def test_a_model_of_another_task_answers_if_it_knows_the_markers(data, tmp_path):
     def train(folder):
         sizes = "--decoder-layers 1 --decoder-embed-dim 16 --decoder-attention-heads 2".split()

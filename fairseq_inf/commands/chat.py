@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fairseq_inf.commands import check_draws
 from fairseq_inf.errors import Failure, plain_errors
 
 if TYPE_CHECKING:
@@ -108,10 +109,7 @@ def main() -> None:
     args = parser.parse_args()
     if not args.document.is_file():
         parser.error(f"--document {args.document} does not exist or is not a file")
-    if not 0 < args.topp <= 1:
-        parser.error(f"--topp must be above 0 and at most 1, got {args.topp}")
-    if args.max_tokens < 1:
-        parser.error(f"--max-tokens must be at least 1, got {args.max_tokens}")
+    check_draws(parser, args)
     try:
         import torch
 

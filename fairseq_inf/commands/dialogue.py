@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fairseq_inf.commands import check_draws
 from fairseq_inf.errors import Failure, plain_errors
 
 
@@ -46,9 +47,8 @@ def parse() -> argparse.Namespace:
     args = parser.parse_args()
     if not args.compare and not (args.data and args.path and args.output):
         parser.error("give DATA_BIN, --path and --output, or --compare with two files")
-    if not abs(args.seed) < 2**63:
-        parser.error(f"--seed must be a number of 64 bits, got {args.seed}")
-    for name in ("max_tokens", "rows", "branches", "conversations", "beam"):
+    check_draws(parser, args)
+    for name in ("rows", "branches", "conversations", "beam"):
         value = getattr(args, name)
         if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, got {value}")
@@ -56,8 +56,6 @@ def parse() -> argparse.Namespace:
         parser.error(f"--answered must be at least 0, got {args.answered}")
     if args.examples and args.answered == 0:
         parser.error("--examples needs answers: --answered must be at least 1")
-    if not 0 < args.topp <= 1:
-        parser.error(f"--topp must be above 0 and at most 1, got {args.topp}")
     return args
 
 
