@@ -8,13 +8,12 @@ The first argument is a folder of hydra configs, or single ones; those whose nam
 _without_document are trained and tested on --without.  Each is trained over the seeds, --jobs
 trainings at a time, and its last checkpoint answers the test split; its perplexity is measured
 on conversations without their documents, too, and it is asked for names of the documents.  --out
-gets table.md, and the examples.md of the last row that has a memory.  A run that was broken off
-goes on where it stopped, and a finished one is not run again.
+gets table.md, and as examples.md what the last row says and looks at, with the first seed.  A run
+that was broken off goes on where it stopped, and a finished one is not run again.
 """
 
 import argparse
 import json
-import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,6 @@ from pathlib import Path
 import numpy as np
 from runs import (
     add_rows,
-    checkpoint_settings,
     find_rows,
     once,
     run,
@@ -68,13 +66,14 @@ def work(args, row, seed):
         overrides = [f"checkpoint.finetune_from_model='{args.host}'", *row.overrides]
         seconds = train(row.config, data, seed, folder, overrides, args.threads, args.cpu)
         checkpoint = folder / "checkpoint_last.pt"
-        more = ["--examples", str(folder / "examples.md"), *([] if bare else ["--facts"])]
+        more = [] if bare else ["--facts"]
+        if (row.name, seed) == args.shown:
+            more += ["--examples", str(Path(args.out).resolve() / "examples.md")]
         answers = evaluate(args, data, checkpoint, folder / "answers.json", args.answered, *more)
-        result = {"config": row.name, "seed": seed, "seconds": seconds, "folder": str(folder)}
+        result = {"config": row.name, "seed": seed, "seconds": seconds}
         result.update({name: answers[name] for name in ("statistics", "facts")})
         result["answering"] = answers["seconds"]
         result["ppl"] = answers["measures"]["ppl"]["value"]
-        result["has_memory"] = checkpoint_settings(checkpoint)["has_memory"]
         if not bare:
             other = evaluate(args, args.without, checkpoint, folder / "without.json", 0)
             result["without"] = other["measures"]["ppl"]["value"]
@@ -150,7 +149,7 @@ def main():
     for flag, path in (("--without", Path(args.without) / "dict.txt"), ("--host", Path(args.host))):
         if not path.is_file():
             parser.error(f"{flag}: {path} does not exist")
-    args.threads = threads_each(args.jobs)
+    args.threads, args.shown = threads_each(args.jobs), (rows[-1].name, args.seeds[0])
     results = side_by_side(
         args.jobs,
         [partial(work, args, row, seed) for seed in args.seeds for row in rows],
@@ -158,10 +157,6 @@ def main():
     )
     text = report(results, rows)
     (Path(args.out) / "table.md").write_text(text + "\n")
-    results.sort(key=lambda result: -result["seed"])
-    found = [r for row in rows for r in results if r["config"] == row.name and r["has_memory"]]
-    for result in found[-1:]:  # of the first seed
-        shutil.copy(Path(result["folder"]) / "examples.md", Path(args.out) / "examples.md")
     print(f"\n{text}")
 
 
