@@ -97,9 +97,14 @@ class Answers:
         """answered: how many conversations are, the first ones (all); likelihoods are of all.
         rows: conversations side by side.  branches: answers side by side.
         settings: of `hub.go_on`"""
-        order = sorted(self.streams, key=lambda stream: len(stream.tokens))
-        torch.manual_seed(seed)
         answered = len(self.streams) if answered is None else answered
+        # side by side are those that are answered, and of these those of about the same length
+        order = [
+            stream
+            for some in (self.streams[:answered], self.streams[answered:])
+            for stream in sorted(some, key=lambda stream: len(stream.tokens))
+        ]
+        torch.manual_seed(seed)
         with tqdm(total=len(self.streams), unit=" conversations", disable=not progress) as bar:
             for first in range(0, len(order), rows):
                 own = order[first : first + rows]
