@@ -7,9 +7,9 @@
 The first argument is a folder of hydra configs, or single ones; those whose names end in
 _without_document are trained and tested on --without.  Each is trained over the seeds, --jobs
 trainings at a time, and its last checkpoint answers the test split; its perplexity is measured
-on conversations without their documents, too, and it is asked for names of the documents.  --out
-gets table.md, and as examples.md what the last row says and looks at, with the first seed.  A run
-that was broken off goes on where it stopped, and a finished one is not run again.
+on conversations without their documents, too, and with --facts it is asked for names of the
+documents.  --out gets table.md, and as examples.md what the last row says and looks at, with the
+first seed.  A run that was broken off goes on where it stopped; a finished one is not run again.
 """
 
 import argparse
@@ -58,6 +58,7 @@ def work(args, row, seed):
         "--conversations": args.conversations,
         "--answered": args.answered,
         "--bf16": args.bf16,
+        "--facts": args.facts,
         "overrides": row.overrides,
         "config": row.config.read_text(),
     }
@@ -66,7 +67,7 @@ def work(args, row, seed):
         overrides = [f"checkpoint.finetune_from_model='{args.host}'", *row.overrides]
         seconds = train(row.config, data, seed, folder, overrides, args.threads, args.cpu)
         checkpoint = folder / "checkpoint_last.pt"
-        more = [] if bare else ["--facts"]
+        more = ["--facts"] * (args.facts and not bare)
         if (row.name, seed) == args.shown:
             more += ["--examples", str(Path(args.out).resolve() / "examples.md")]
         answers = evaluate(args, data, checkpoint, folder / "answers.json", args.answered, *more)
@@ -103,8 +104,9 @@ def pooled(results):
 
 def report(results, rows):
     """-> the table, and which differences from the host are more than chance"""
+    asked = [kind for kind in QUESTIONS if any(kind in r["facts"] for r in results)]
     head = ["model", "perplexity", "by seed", "without document"]
-    head += [*QUESTIONS, *(MEASURES[name].title for name in SHOWN), "minutes", "paper"]
+    head += [*asked, *(MEASURES[name].title for name in SHOWN), "minutes", "paper"]
     lines, compared = [], []
     found = {row.name: [r for r in results if r["config"] == row.name] for row in rows}
     for own in found.values():
@@ -113,7 +115,7 @@ def report(results, rows):
         values = [r["ppl"] for r in own]
         cells = [shown(name), spread(values), ", ".join(f"{v:.2f}" for v in values)]
         cells.append(spread([r["without"] for r in own]) if "without" in own[0] else "–")
-        for kind in QUESTIONS:
+        for kind in asked:
             shares = [100 * r["facts"][kind][0] for r in own if kind in r["facts"]]
             cells.append(f"{np.mean(shares):.0f} %" if shares else "–")
         measures = bootstrap(pooled(own))
@@ -141,6 +143,7 @@ def main():
     parser.add_argument("--bf16", action="store_true", help="measure in bfloat16")
     parser.add_argument("--conversations", type=int, help="of the test split, the first that many")
     parser.add_argument("--answered", type=int, help="of these, the first that many (all)")
+    parser.add_argument("--facts", action="store_true", help="ask for names in the documents, too")
     args = parser.parse_intermixed_args()
     if args.answered is not None and args.answered < 1:
         parser.error(f"--answered must be at least 1, got {args.answered}")
