@@ -20,7 +20,7 @@ from fairseq_inf.memory import as_heads, side_by_side
 LOOKS = 8  # one query in so many says what is looked at
 FAR = 64  # tokens away, from which a look says what will be looked at later
 
-# B rows, T queries, P keys, H heads, d head width, e = H d
+# B rows, T queries, P keys, H heads, G of them with keys of their own, d head width, e = H d
 
 
 @dataclass
@@ -52,6 +52,10 @@ class Attention(nn.Module):
     def project(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Keys without positions, and values.  B x P x e -> 2 of B x H x P x d"""
         return self._split(self.key_value(vectors))
+
+    def project_shared(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for a cache, in which heads may share their keys: 2 of B x G x P x d"""
+        return self.project(vectors)
 
     def _split(self, projected: Tensor) -> tuple[Tensor, Tensor]:
         shape = (*projected.shape[:2], 2, self.num_heads, self.head_dim)
@@ -91,11 +95,11 @@ class Attention(nn.Module):
         return LOOKS * torch.stack([weights.sum(dim=1), counts.sum(dim=1)], dim=-1)
 
     def placed(self, keys: Tensor, positions: Any) -> Tensor:
-        """The keys of a cache as `attend_token` takes them.  B x H x P x d"""
+        """The keys of a cache as `attend_token` takes them.  B x G x P x d"""
         return keys
 
     def placed_token(self, key: Tensor, place: Place, table: Any) -> Tensor:
-        """The same of one key a row.  B x H x 1 x d"""
+        """The same of one key a row.  B x G x 1 x d"""
         return key
 
     def table(self, positions: Any) -> Any:
@@ -104,7 +108,7 @@ class Attention(nn.Module):
 
     def keep(self, x: Tensor, keys: Tensor, values: Tensor, place: Place, table: Any) -> None:
         """Write the key and the value of x: B x 1 x e into those of a cache, in place."""
-        key, value = self.project(x)
+        key, value = self.project_shared(x)
         key, value = self.placed_token(key, place, table).squeeze(2), value.squeeze(2)
         if isinstance(place.column, int):
             keys[:, :, place.column], values[:, :, place.column] = key, value

@@ -88,7 +88,8 @@ class LayerExtra:
 class LayerCache(State):
     """What a layer needs to go on from a segment's token to the next."""
 
-    keys: Tensor  # B x H x P x d, for [slots; sinks; short-term memory; segment]
+    # B x G x P x d, for [slots; sinks; short-term memory; segment]; G heads, which others may share
+    keys: Tensor
     values: Tensor
     contents: Any  # of the memory; () without one
 
@@ -212,7 +213,7 @@ class DecoderLayer(nn.Module):
         if memory is not None and memory.has_slots:
             slots = self._slots(memory, state, memory.num_slots, vectors.dtype)
             vectors = torch.cat([slots, vectors], dim=1)
-        keys, values = self.attention.project(vectors)
+        keys, values = self.attention.project_shared(vectors)
         keys = self.attention.placed(keys, positions)
         contents = self.contents(memory, state, vectors.dtype)
         return LayerCache(F.pad(keys, (0, 0, 0, room)), F.pad(values, (0, 0, 0, room)), contents)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .attention import Attention, Place
 
-# B rows, T queries, P keys, H heads, d head width
+# B rows, T queries, P keys, H heads, G of them with keys of their own, d head width
 
 
 class DotProductAttention(Attention):
@@ -51,10 +51,11 @@ class DotProductAttention(Attention):
         table: Any = None,
         first: int = 0,
     ) -> Tensor:
-        read = slice(first, place.width)
-        scores = (query @ keys[:, :, read].transpose(2, 3)).squeeze(2)  # B x H x P
-        scores = scores / math.sqrt(self.head_dim)
+        """keys, values: B x G x P x d, each head of them for H / G heads of queries, or all."""
+        b, h, _, d = query.shape
+        keys, values = (x[:, :, first : place.width] for x in (keys, values))
+        scores = query.view(b, keys.size(1), -1, d) @ keys.transpose(2, 3)
+        shape, scores = scores.shape, scores.view(b, h, -1) / math.sqrt(d)
         if place.hidden is not None:
             scores = scores + place.hidden[..., first:]
-        weights = torch.softmax(scores, dim=-1)
-        return weights[:, :, None] @ values[:, :, read]
+        return (torch.softmax(scores, dim=-1).view(shape) @ values).view(b, h, 1, d)

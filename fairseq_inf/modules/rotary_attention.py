@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .attention import Place
 from .dot_product_attention import DotProductAttention
 
-# B rows, T queries, P keys, H heads, d head width, e = H d
+# B rows, T queries, P keys, H heads, G of them with keys of their own, d head width, e = H d
 
 
 def rotations(positions: Tensor, dim: int, theta: float, dtype: torch.dtype) -> Tensor:
@@ -49,12 +49,20 @@ class RotaryAttention(DotProductAttention):
         self.key_value = nn.Linear(dim, 2 * self.num_key_heads * self.head_dim, bias=False)
         self.output = nn.Linear(dim, dim, bias=False)
 
+    def project_shared(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        key, value = self._groups(self.key_value(vectors))
+        return key, value
+
     def _split(self, projected: Tensor) -> tuple[Tensor, Tensor]:
         """A head for each head of queries, so that whoever reads keys knows nothing of groups."""
-        shape = (*projected.shape[:2], 2, self.num_key_heads, self.head_dim)
-        parts = projected.view(shape).permute(2, 0, 3, 1, 4)
-        key, value = parts.repeat_interleave(self.num_heads // self.num_key_heads, dim=2)
+        groups = self._groups(projected)
+        key, value = groups.repeat_interleave(self.num_heads // self.num_key_heads, dim=2)
         return key, value
+
+    def _groups(self, projected: Tensor) -> Tensor:
+        """-> 2 x B x G x P x d"""
+        shape = (*projected.shape[:2], 2, self.num_key_heads, self.head_dim)
+        return projected.view(shape).permute(2, 0, 3, 1, 4)
 
     def attend(
         self,
