@@ -1,19 +1,21 @@
 """Train configs on document-grounded dialogue, answer the test split, and print one table.
 
-    python scripts/dialogue.py examples/dialogue/config/small --data data-bin/dialogue \
-        --without data-bin/dialogue-without --host checkpoints/dialogue/start/checkpoint_last.pt \
+    python scripts/dialogue.py examples/dialogue/config/small --data data-bin/dialogue-smollm2 \
+        --without data-bin/dialogue-smollm2-without --host imported/dialogue-smollm2/checkpoint.pt \
         --seeds 2 3 --jobs 2 --cpu
 
 The first argument is a folder of hydra configs, or single ones; those whose names end in
 _without_document are trained and tested on --without.  Each is trained over the seeds, --jobs
-trainings at a time, and its last checkpoint answers the test split; its perplexity is measured
-on conversations without their documents, too, and with --facts it is asked for names of the
-documents.  --out gets table.md, and as examples.md what the last row says and looks at, with the
-first seed.  A run that was broken off goes on where it stopped; a finished one is not run again.
+trainings at a time; the perplexity of its last checkpoint is measured on the test split.  What
+takes longer is done with the first seed alone: it answers, its perplexity is measured on
+conversations without their documents, too, and with --facts it is asked for names of the documents.
+--out gets table.md, and as examples.md what the last row says and looks at.  A run that was broken
+off goes on where it stopped; a finished one is not run again.
 """
 
 import argparse
 import json
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -50,15 +52,16 @@ PAPER = {
 def work(args, row, seed):
     """Train and test one row, or what an earlier call has left.  -> its results"""
     folder = row.folder(args.out, seed)
-    bare = row.config.stem.endswith(WITHOUT)
+    bare, first = row.config.stem.endswith(WITHOUT), seed == args.seeds[0]
+    answered, facts = args.answered if first else 0, args.facts and first and not bare
     data = args.without if bare else args.data
     asked = {
         "--data": data,
         "--host": args.host,
         "--conversations": args.conversations,
-        "--answered": args.answered,
+        "--answered": answered,
         "--bf16": args.bf16,
-        "--facts": args.facts,
+        "--facts": facts,
         "overrides": row.overrides,
         "config": row.config.read_text(),
     }
@@ -67,15 +70,14 @@ def work(args, row, seed):
         overrides = [f"checkpoint.finetune_from_model='{args.host}'", *row.overrides]
         seconds = train(row.config, data, seed, folder, overrides, args.threads, args.cpu)
         checkpoint = folder / "checkpoint_last.pt"
-        more = ["--facts"] * (args.facts and not bare)
-        if (row.name, seed) == args.shown:
-            more += ["--examples", str(Path(args.out).resolve() / "examples.md")]
-        answers = evaluate(args, data, checkpoint, folder / "answers.json", args.answered, *more)
+        more = ["--facts"] * facts
+        if first and row.name == args.shown:
+            more += ["--examples", str(folder / "examples.md")]
+        answers = evaluate(args, data, checkpoint, folder / "answers.json", answered, *more)
         result = {"config": row.name, "seed": seed, "seconds": seconds}
         result.update({name: answers[name] for name in ("statistics", "facts")})
-        result["answering"] = answers["seconds"]
         result["ppl"] = answers["measures"]["ppl"]["value"]
-        if not bare:
+        if first and not bare:
             other = evaluate(args, args.without, checkpoint, folder / "without.json", 0)
             result["without"] = other["measures"]["ppl"]["value"]
         return result
@@ -98,11 +100,12 @@ def evaluate(args, data, checkpoint, output, answered, *how):
 
 
 def pooled(results):
-    """The statistics of all seeds of a config together: of each measure C x K."""
-    return {name: np.sum([r["statistics"][name] for r in results], axis=0) for name in MEASURES}
+    """The statistics of all seeds of a config that have them together: of each measure C x K."""
+    found = {name: [r["statistics"].get(name) for r in results] for name in MEASURES}
+    return {name: np.sum([x for x in own if x], axis=0) for name, own in found.items() if any(own)}
 
 
-def report(results, rows):
+def report(results, rows, seeds):
     """-> the table, and which differences from the host are more than chance"""
     asked = [kind for kind in QUESTIONS if any(kind in r["facts"] for r in results)]
     head = ["model", "perplexity", "by seed", "without document"]
@@ -110,17 +113,17 @@ def report(results, rows):
     lines, compared = [], []
     found = {row.name: [r for r in results if r["config"] == row.name] for row in rows}
     for own in found.values():
-        own.sort(key=lambda r: r["seed"])
+        own.sort(key=lambda r: seeds.index(r["seed"]))
     for name, own in found.items():
         values = [r["ppl"] for r in own]
         cells = [shown(name), spread(values), ", ".join(f"{v:.2f}" for v in values)]
-        cells.append(spread([r["without"] for r in own]) if "without" in own[0] else "–")
+        cells.append(f"{own[0]['without']:.2f}" if "without" in own[0] else "–")
         for kind in asked:
-            shares = [100 * r["facts"][kind][0] for r in own if kind in r["facts"]]
-            cells.append(f"{np.mean(shares):.0f} %" if shares else "–")
+            share = own[0]["facts"].get(kind)
+            cells.append(f"{100 * share[0]:.0f} %" if share else "–")
         measures = bootstrap(pooled(own))
         cells += ["{value:.2f} ({low:.2f}–{high:.2f})".format(**measures[kind]) for kind in SHOWN]
-        cells.append(spread([(r["seconds"] + r["answering"]) / 60 for r in own]))
+        cells.append(spread([r["seconds"] / 60 for r in own]))
         lines.append([*cells, PAPER.get(name, "–")])
         if name != "host" and "host" in found:
             against = compare(pooled(own), pooled(found["host"]))
@@ -152,14 +155,17 @@ def main():
     for flag, path in (("--without", Path(args.without) / "dict.txt"), ("--host", Path(args.host))):
         if not path.is_file():
             parser.error(f"{flag}: {path} does not exist")
-    args.threads, args.shown = threads_each(args.jobs), (rows[-1].name, args.seeds[0])
+    args.threads, args.shown = threads_each(args.jobs), rows[-1].name
     results = side_by_side(
         args.jobs,
         [partial(work, args, row, seed) for seed in args.seeds for row in rows],
         lambda result: f"{result['config']} seed {result['seed']}: {result['ppl']:.2f}",
     )
-    text = report(results, rows)
+    text = report(results, rows, args.seeds)
     (Path(args.out) / "table.md").write_text(text + "\n")
+    examples = rows[-1].folder(args.out, args.seeds[0]) / "examples.md"
+    if examples.is_file():  # a row that was not the last one when it was measured has none
+        shutil.copy(examples, args.out)
     print(f"\n{text}")
 
 
