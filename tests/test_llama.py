@@ -175,6 +175,17 @@ def test_tokens_one_by_one_without_a_short_term_memory(name):
     assert_tokens_one_by_one(llama(name, stm_length=0).double().decoder, atol=1e-9)
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("host", ["gpt2", "llama"])
+@pytest.mark.parametrize("name", ["transformer_xl", "compressive_transformer", "gibbs"])
+def test_tokens_one_by_one_of_heads_that_share_keys(name, host, whole, monkeypatch):
+    """Of all of a cache, too, as in half precision."""
+    monkeypatch.setattr("fairseq_inf.models.generation.copies_parts", lambda like: whole)
+    heads = {"decoder_attention_heads": 4, **({"decoder_key_heads": 2} if host == "llama" else {})}
+    decoder = make_model(name, host=host, **heads).double().decoder
+    assert_tokens_one_by_one(decoder, atol=1e-9)
+
+
 # settings
 
 

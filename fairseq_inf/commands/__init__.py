@@ -5,8 +5,6 @@ import io
 import sys
 from pathlib import Path
 
-MOST_TOKENS = 1_000_000  # of an answer: room for all of them is taken before the first
-
 
 def text_named(name: str, parser: argparse.ArgumentParser) -> Path | io.TextIOWrapper:
     """A file to read, or - for the standard input; either with its line breaks as they are."""
@@ -19,9 +17,11 @@ def text_named(name: str, parser: argparse.ArgumentParser) -> Path | io.TextIOWr
 
 def check_draws(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """What commands that draw answers share: --topp, --max-tokens, --seed."""
+    from fairseq_inf.tasks.long_sequence_lm import LONGEST
+
     if not 0 < args.topp <= 1:
         parser.error(f"--topp must be above 0 and at most 1, got {args.topp}")
-    if not 1 <= args.max_tokens <= MOST_TOKENS:
-        parser.error(f"--max-tokens must be from 1 to {MOST_TOKENS:,}, got {args.max_tokens}")
+    if not 1 <= args.max_tokens <= LONGEST:
+        parser.error(f"--max-tokens must be from 1 to {LONGEST:,}, got {args.max_tokens}")
     if not abs(args.seed) < 2**63:
         parser.error(f"--seed must be a number of 64 bits, got {args.seed}")

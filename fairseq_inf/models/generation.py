@@ -218,6 +218,12 @@ class OpenSegment:
         return Opened(self.decoder.head(last[:, None]), cache)
 
 
+def copies_parts(like: Tensor) -> bool:
+    """Whether products of a part of a tensor cost more than those of twice as much, all of it: in
+    half precision a CPU copies the part first."""
+    return like.device.type == "cpu" and like.dtype in (torch.bfloat16, torch.half)
+
+
 class Continuation:
     """The tokens after a reading, one a row at a time, at a cost that does not depend on its
     length.  A row whose segment is full closes it first, as an evaluation would."""
@@ -308,9 +314,9 @@ class Continuation:
     def _place(self, hidden: Tensor, hides: bool, count: Tensor, counts: list[int]) -> Place:
         past, most = hidden.size(2), max(counts)
         last = past + most + 1
-        # products of half a cache and more are faster of all of it: a part would be copied first
         width = past + self.cache.reading.tokens.size(1)
-        width = width if 2 * last > width else last
+        if 2 * last < width or not copies_parts(hidden):
+            width = last
         if min(counts) == most:
             shown = None
             if hides or last < width:

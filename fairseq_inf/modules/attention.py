@@ -29,11 +29,12 @@ class Place:
 
     past: int  # keys before the segment
     most: int  # tokens of the longest row before this one
-    width: int  # keys that `hidden` is of, those up to the longest row's token or all of the cache
+    width: int  # keys to read, those up to the longest row's token, or all that there is room for
     column: int | Tensor  # of the new key: the same in every row, or B of them
     counts: Tensor  # B: tokens of the segment before this one
-    hidden: Tensor | None  # None, or added to the scores, broadcastable to B x H x P
-    places: Tensor | None  # of ragged rows, B x P: the column that has the key's distance
+    hidden: Tensor | None  # None, or added to the scores, broadcastable to B x H x `width`
+    # of ragged rows, B x past + most + 1: the column that has the key's distance
+    places: Tensor | None
 
 
 class Attention(nn.Module):
@@ -119,7 +120,8 @@ class Attention(nn.Module):
     def attend_token(
         self, query: Tensor, keys: Tensor, values: Tensor, place: Place, table: Any, first: int
     ) -> Tensor:
-        """The same for one query a row, B x H x 1 x d, and the keys of a cache."""
+        """The same for one query a row, B x H x 1 x d, and the keys and values of a cache,
+        B x G x P x d, each for H / G heads of queries."""
         raise NotImplementedError
 
     def by_content(self, query: Tensor, vectors: Tensor, visible: Tensor) -> Tensor:

@@ -51,7 +51,6 @@ class DotProductAttention(Attention):
         table: Any = None,
         first: int = 0,
     ) -> Tensor:
-        """keys, values: B x G x P x d, each head of them for H / G heads of queries, or all."""
         b, h, _, d = query.shape
         keys, values = (x[:, :, first : place.width] for x in (keys, values))
         scores = query.view(b, keys.size(1), -1, d) @ keys.transpose(2, 3)

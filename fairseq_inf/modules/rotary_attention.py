@@ -54,7 +54,7 @@ class RotaryAttention(DotProductAttention):
         return key, value
 
     def _split(self, projected: Tensor) -> tuple[Tensor, Tensor]:
-        """A head for each head of queries, so that whoever reads keys knows nothing of groups."""
+        """A head for each head of queries, so that only a cache knows of groups."""
         groups = self._groups(projected)
         key, value = groups.repeat_interleave(self.num_heads // self.num_key_heads, dim=2)
         return key, value
