@@ -1,6 +1,6 @@
 """Train configs on document-grounded dialogue, answer the test split, and print one table.
 
-    python scripts/dialogue.py examples/dialogue/config/small --data data-bin/dialogue-smollm2 \
+    python scripts/dialogue.py examples/dialogue/config/smollm2 --data data-bin/dialogue-smollm2 \
         --without data-bin/dialogue-smollm2-without --host imported/dialogue-smollm2/checkpoint.pt \
         --seeds 2 3 --jobs 2 --cpu
 
