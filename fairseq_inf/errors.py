@@ -2,9 +2,10 @@
 
 import contextlib
 import os
+import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
@@ -12,6 +13,18 @@ PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 class Failure(Exception):
     """Something the user has to change; the message says what."""
+
+
+class SettingError(ValueError):
+    """A setting that cannot be.  {name} in the text stands for the argument of that name."""
+
+    def told(self, names: Mapping[str, str]) -> str:
+        """The text with other names for the arguments."""
+        text = str(self.args[0])
+        return re.sub(r"\{(\w+)\}", lambda match: names.get(match[1], match[1]), text)
+
+    def __str__(self) -> str:
+        return self.told({})
 
 
 MENDABLE = (Failure, OSError, ValueError)

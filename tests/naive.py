@@ -31,34 +31,34 @@ def gate(x, conv):
 def write(memory, x, old, at=None, longest=None):
     """One row's new coefficients.  at: where the past is sampled, m/M if None; longest: what no
     sample of the past may exceed, if it is not taken evenly."""
-    centers, widths = memory.basis.centers.to(x), memory.basis.widths.to(x)
-    x = gate(x, memory.gate)
+    centers, widths = memory.store.basis.centers.to(x), memory.store.basis.widths.to(x)
+    x = gate(x, memory.store.gate)
     t = torch.arange(1, len(x) + 1, dtype=x.dtype) / len(x)
     if old is None:
-        return fit(x, t, centers, widths, memory.ridge)
+        return fit(x, t, centers, widths, memory.store.ridge)
     even, tau = (
-        torch.arange(1, memory.samples + 1, dtype=x.dtype) / memory.samples,
-        memory.schedule.tau,
+        torch.arange(1, memory.store.samples + 1, dtype=x.dtype) / memory.store.samples,
+        memory.store.schedule.tau,
     )
     past = torch.stack([old.T @ psi(p, centers, widths) for p in (even if at is None else at)])
     if at is not None:
         past = torch.stack([v * min(1, float(longest / v.norm())) for v in past])
     places = torch.cat([tau * even, tau + (1 - tau) * t])
-    return fit(torch.cat([past, x]), places, centers, widths, memory.ridge)
+    return fit(torch.cat([past, x]), places, centers, widths, memory.store.ridge)
 
 
 def read(memory, query, coefficients):
     """One row.  query: H x T x d, coefficients: N x e.  -> T x e, mu, var: H x T"""
     h, t, d = query.shape
-    centers, widths = memory.basis.centers.to(query), memory.basis.widths.to(query)
-    keys = coefficients @ memory.key.weight.T  # N x e
-    values = coefficients @ memory.value.weight.T
+    centers, widths = memory.store.basis.centers.to(query), memory.store.basis.widths.to(query)
+    keys = coefficients @ memory.reader.key.weight.T  # N x e
+    values = coefficients @ memory.reader.value.weight.T
     z, mu, var = [], [], []
     for head in range(h):
         k, v = keys[:, head * d : (head + 1) * d], values[:, head * d : (head + 1) * d]
         for i in range(t):
             scores = k @ query[head, i] / math.sqrt(d)  # N
-            a, b = memory.locate(scores)
+            a, b = memory.reader.locate(scores)
             m, s = torch.sigmoid(a), torch.nn.functional.softplus(b).clamp(min=1e-6)
             r = torch.stack(
                 [
@@ -76,8 +76,8 @@ def read(memory, query, coefficients):
 
 def write_by_schedule(memory, x, old, held):
     """One row's new coefficients under a uniform or logarithmic schedule.  held: vectors before."""
-    centers, widths = memory.basis.centers.to(x), memory.basis.widths.to(x)
-    x, schedule, samples = gate(x, memory.gate), memory.schedule, memory.samples
+    centers, widths = memory.store.basis.centers.to(x), memory.store.basis.widths.to(x)
+    x, schedule, samples = gate(x, memory.store.gate), memory.store.schedule, memory.store.samples
     places, weights, values = [], [], []
     if hasattr(schedule, "ceiling"):
         tau = schedule.step(held, len(x)) if held else 0.0  # held / (held + new), rounded
@@ -108,30 +108,30 @@ def write_by_schedule(memory, x, old, held):
             places.append(1 - math.log(1 + age / a0) / octaves)
             weights.append(1 / (1 + age / a0))
     places, weights = (torch.tensor(v, dtype=x.dtype) for v in (places, weights))
-    return fit(torch.stack(values), places, centers, widths, memory.ridge, weights)
+    return fit(torch.stack(values), places, centers, widths, memory.store.ridge, weights)
 
 
 def read_gibbs(memory, query, coefficients, held):
     """One row.  query: H x T x d, coefficients: N x e.  -> T x e, p(t): H x T x D"""
     h, t, d = query.shape
-    centers, widths = memory.basis.centers.to(query), memory.basis.widths.to(query)
+    centers, widths = memory.store.basis.centers.to(query), memory.store.basis.widths.to(query)
     signal = []
-    for p in range(memory.points):
-        at = torch.tensor((p + 0.5) / memory.points, dtype=query.dtype)
+    for p in range(memory.store.num_basis):
+        at = torch.tensor((p + 0.5) / memory.store.num_basis, dtype=query.dtype)
         x = coefficients.T @ psi(at, centers, widths)
-        if hasattr(memory.schedule, "oldest") and memory.schedule.age(at) > held:
+        if hasattr(memory.store.schedule, "oldest") and memory.store.schedule.age(at) > held:
             x = torch.zeros_like(x)  # nothing has come to be so old
         signal.append(x)
     long = [x / torch.sqrt((x**2).mean() + 1e-6) for x in signal]
-    keys = torch.stack(long) @ memory.key.weight.T
-    values = torch.stack(signal) @ memory.value.weight.T
+    keys = torch.stack(long) @ memory.reader.key.weight.T
+    values = torch.stack(signal) @ memory.reader.value.weight.T
     z, masses = [], []
     for head in range(h):
         own = slice(head * d, (head + 1) * d)
         for i in range(t):
             p = torch.softmax(keys[:, own] @ query[head, i] / math.sqrt(d), dim=0)
             found = p @ values[:, own]
-            z.append(memory.gain[head] * found / torch.sqrt((found**2).mean() + 1e-6))
+            z.append(memory.reader.gain[head] * found / torch.sqrt((found**2).mean() + 1e-6))
             masses.append(p)
     z = torch.stack(z).view(h, t, d).transpose(0, 1).reshape(t, h * d)
     return z @ memory.output.weight.T, torch.stack(masses).view(h, t, -1)
@@ -146,10 +146,7 @@ def compressive_stream(memory, vectors, cuts):
             waiting.append(x)
             if len(waiting) == memory.rate:
                 group = torch.stack(waiting)  # c x e
-                if memory.compression == "conv":
-                    slots.append(memory.convolution(group.T[None])[0, :, 0])
-                else:
-                    slots.append(group.mean(0) if memory.compression == "mean" else group.amax(0))
+                slots.append(memory.convolution(group.T[None])[0, :, 0])
                 waiting = []
         slots = slots[max(0, len(slots) - memory.num_slots) :]
         at += size
@@ -347,7 +344,7 @@ def llama(model, tokens, segment):
             if layer.memory is not None:
                 slots = compressive_stream(layer.memory, left, [len(left)])[0].detach()
                 back = range(len(slots), 0, -1)
-                far = [most + stm + model.slot_spacing * number for number in back]
+                far = [most + stm + layer.memory.spacing * number for number in back]
                 both = rotary_attention(*args, slots, far)
                 out = out + (both - found) @ layer.memory.output.weight.T
             x = x + out

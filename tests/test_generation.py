@@ -54,11 +54,7 @@ def settings(kind):
         "post norm": {"decoder_post_norm": True},
         "no short-term memory": {"stm_length": 0},
         "memory off": {"ltm_enabled": False},
-        "adaptive": {
-            "adaptive_input": True,
-            "adaptive_input_cutoff": "10,20",
-            "adaptive_softmax_cutoff": "10,20",
-        },
+        "adaptive": {"adaptive_cutoff": "10,20"},
     }[kind]
 
 
@@ -71,6 +67,8 @@ def test_tokens_one_by_one_have_the_probabilities_of_one_pass(name, dtype, kind)
     """In double precision also with weights that magnify every difference in the memory."""
     sharp = dtype == torch.float64
     atol = 1e-9 if sharp and kind != "adaptive" else 1e-5
+    if name == "transformer_xl" and kind == "memory off":
+        return  # there is none
     decoder = make_model(name, sharp=sharp, **settings(kind)).to(dtype).decoder
     assert_tokens_one_by_one(decoder, atol)
 

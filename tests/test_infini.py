@@ -3,7 +3,7 @@
 import naive
 import pytest
 import torch
-from test_decoder import goals, make_model, stream, text
+from zoo import losses_and_logs, make_model, stream, text
 
 from fairseq_inf.memory import InfiniMemory
 from fairseq_inf.modules import GPT2Attention
@@ -164,12 +164,12 @@ def test_the_mean_gate_is_logged_over_tokens_that_read_something():
     for layer, gates in zip(decoder.layers, ((0.2, 0.4), (0.6, 0.9)), strict=True):
         layer.memory.beta.data = torch.tensor(gates).logit()
     tokens = text(2, 5)
-    _, _, extra = decoder(tokens, decoder.initial_state(2), goals=goals(tokens))
-    assert extra["logs"]["ltm_gate"][1] == 0
+    _, _, extra = decoder(tokens, decoder.initial_state(2))
+    assert losses_and_logs(extra, tokens)[1]["ltm_gate"][1] == 0
     _, state = stream(decoder, text(2, 15), 5)
     state = state.reset(torch.tensor([True, False]))
-    _, _, extra = decoder(tokens, state, goals=goals(tokens))
-    total, of = extra["logs"]["ltm_gate"]
+    _, _, extra = decoder(tokens, state)
+    total, of = losses_and_logs(extra, tokens)[1]["ltm_gate"]
     assert of == 2 * 5 and total / of == pytest.approx(0.525, rel=1e-5)
 
 

@@ -1,7 +1,6 @@
 """Memory files: what is loaded is what was saved, or there is a sentence; there is no third way."""
 
 import json
-import logging
 import random
 import struct
 
@@ -11,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from zoo import MEMORIES, make_model, text
 
 from fairseq_inf.memory import load_state, save_state
-from fairseq_inf.memory.file import SCHEMA, WITHOUT_CHECKSUM, checksum
+from fairseq_inf.memory.file import SCHEMA, checksum
 from fairseq_inf.models.generation import new_reading, read
 
 LENGTH = 5
@@ -136,7 +135,7 @@ def test_an_empty_memory_with_something_in_it_is_refused(tmp_path):
     reading = read(decoder, new_reading(decoder, 1, LENGTH), text(1, 43), torch.tensor([43]))
     path = tmp_path / "memory"
     save_state(reading, path, "me")
-    name = "memory.memories.0.tokens"
+    name = "memory.layers.0.memory.tokens"
     forge(path, lambda x: {**x, name: torch.zeros_like(x[name])})
     with pytest.raises(ValueError, match=f"{name} is out of its range"):
         load(decoder, path)
@@ -145,7 +144,7 @@ def test_an_empty_memory_with_something_in_it_is_refused(tmp_path):
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
 def test_values_that_no_memory_has_are_refused(memory, value):
     decoder, _, path = memory
-    name = "memory.recent.0"
+    name = "memory.layers.0.window.vectors"
     forge(path, lambda x: {**x, name: x[name].index_fill(1, torch.tensor([0]), value)})
     with pytest.raises(ValueError, match=f"NaN, infinity or more than 1e\\+09 in {name}"):
         load(decoder, path)
@@ -158,10 +157,9 @@ def test_no_rows_are_refused(memory):
         load(decoder, path)
 
 
-def test_a_file_without_a_checksum_is_loaded_with_a_word(memory, caplog):
-    decoder, reading, path = memory
-    forge(path, dict, WITHOUT_CHECKSUM)
-    with caplog.at_level(logging.WARNING):
-        found = load(decoder, path)
-    assert "is of a version without checksum" in caplog.text
-    assert torch.equal(scores(decoder, found), scores(decoder, reading))
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_file_of_an_older_version_is_refused(memory, number):
+    decoder, _, path = memory
+    forge(path, dict, f"fairseq_inf memory {number}")
+    with pytest.raises(ValueError, match="write it again with this version"):
+        load(decoder, path)

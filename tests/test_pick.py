@@ -23,7 +23,7 @@ def test_a_state_that_was_read_without_its_memory_goes_on_with_it():
     _, state = stream(decoder, text(2, 40), 5)
     decoder.ltm_enabled = True
     out, after = stream(decoder, text(2, 20), 5, state)
-    assert out.isfinite().all() and after.looked[0].shape[:2] == after.recent[0].shape[:2]
+    assert out.isfinite().all() and after.looked[0].shape[:2] == after.layers[0].window.vectors.shape[:2]
 
 
 @pytest.mark.parametrize("host", HOSTS)

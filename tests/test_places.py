@@ -2,17 +2,11 @@
 
 import pytest
 import torch
-from zoo import HOSTS, MEMORIES, make_model, stream, text
+from zoo import HOSTS, MEMORIES, continuous, make_model, stream, text
 
-from fairseq_inf.analysis.places import Places, phrases
-from fairseq_inf.memory import (
-    CompressiveMemory,
-    ContinuousMemory,
-    GaussianDensity,
-    GibbsMemory,
-    Weights,
-)
-from fairseq_inf.modules.decoder_layer import _slot_weights
+from fairseq_inf.analysis.sample import phrases
+from fairseq_inf.memory import CompressiveMemory, GaussianDensity, Places, Weights
+from fairseq_inf.models.watch import Watch
 
 N, T = 64, 64  # basis functions, words of a write
 SCHEDULES = {
@@ -26,14 +20,14 @@ SCHEDULES = {
 def open_gate(memory):
     """What is stored is what was given."""
     with torch.no_grad():
-        memory.gate.weight.zero_()
-        memory.gate.bias.fill_(100)
+        memory.store.gate.weight.zero_()
+        memory.store.gate.bias.fill_(100)
     return memory.double().eval()
 
 
 def make_memory(**settings):
     torch.manual_seed(0)
-    return open_gate(ContinuousMemory(2, 1, N, (1 / N,), samples=4 * N, ridge=0.01, **settings))
+    return open_gate(continuous(2, 1, N, (1 / N,), samples=4 * N, ridge=0.01, **settings))
 
 
 def write(memory, state, places, vectors):
@@ -68,7 +62,7 @@ def test_a_mark_is_where_the_tracker_says_after_1_5_and_20_updates(schedule, wor
                 places.t[word - places.first].view(1, 1, 1), torch.full((1, 1, 1), 0.04)
             )
             even = GaussianDensity(torch.full((1, 1, 1), 0.5), torch.full((1, 1, 1), 4.0))
-            looked = [memory.looked(x, None) for x in (at, even)]
+            looked = [memory.reader.mass(x, N, None) for x in (at, even)]
             state.histogram = sum(x / x.sum() for x in looked).double() / 2
         state = write(memory, state, places, torch.zeros(T, 2, dtype=torch.float64))
         if update in (1, 5, 20):
@@ -118,8 +112,8 @@ def test_every_word_is_where_its_schedule_moves_it_exactly():
     for _ in range(9):
         state = write(memory, state, places, torch.randn(T, 2, dtype=torch.float64))
     age = 9 * T - 0.5 - torch.arange(9 * T, dtype=torch.float64)
-    assert torch.allclose(places.t, memory.schedule.place(age), atol=1e-12)
-    assert places.begin == pytest.approx(float(memory.schedule.place(torch.tensor(9.0 * T))))
+    assert torch.allclose(places.t, memory.store.schedule.place(age), atol=1e-12)
+    assert places.begin == pytest.approx(float(memory.store.schedule.place(torch.tensor(9.0 * T))))
 
 
 def watch(model, tokens, length):
@@ -133,7 +127,7 @@ def watch(model, tokens, length):
                 if own.watched is not None and own.watched.moves is not None:
                     for row, move in enumerate(own.watched.moves):
                         places.setdefault((number, row), Places()).follow(move)
-                        found.append((row, places[number, row], own, state.memories[number]))
+                        found.append((row, places[number, row], own, state.layers[number].memory))
                         yield found[-1]
 
 
@@ -184,7 +178,7 @@ def test_a_trace_of_few_cells_keeps_the_mass_of_all():
 
 
 def test_slots_are_named_by_the_words_that_made_them():
-    memory = CompressiveMemory(4, 6, rate=3, compression="mean").double()
+    memory = CompressiveMemory(4, 6, rate=3).double()
     state, places = memory.initial_state(1, dtype=torch.float64), Places()
     words = torch.randn(47, 4, dtype=torch.float64)
     for part in words.split([5, 1, 7, 2, 12, 20]):
@@ -194,7 +188,7 @@ def test_slots_are_named_by_the_words_that_made_them():
     for number in range(6):
         own = words[places.first : places.after][slot == number]
         assert len(own) == 3
-        assert torch.allclose(own.mean(dim=0), state.slots[0, number])
+        assert torch.allclose(memory.compress(own[None])[0, 0], state.slots[0, number])
     assert torch.equal(memory.at(state, places.t)[0], state.slots[0, slot])
 
 
@@ -238,10 +232,10 @@ def test_a_memory_that_forgets_at_a_threshold_names_only_what_came_since():
 
 
 def test_a_gibbs_memory_holds_at_a_place_what_its_signal_is_there():
-    memory = GibbsMemory(4, 2, 8, (0.1,)).double()
+    memory = continuous(4, 2, 8, (0.1,), "gibbs").double()
     state, places = memory.initial_state(1, dtype=torch.float64), Places()
     state = write(memory, state, places, torch.randn(5, 4, dtype=torch.float64))
-    expected = memory.basis.evaluate(places.t) @ state.coefficients
+    expected = memory.store.basis.evaluate(places.t) @ state.coefficients
     assert torch.equal(memory.at(state, places.t), expected)
 
 

@@ -5,18 +5,18 @@ import argparse
 import naive
 import pytest
 import torch
-from fairseq.models import ARCH_CONFIG_REGISTRY
+from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY
 from test_memory import DIM, HEADS, inputs
+from zoo import continuous
 
-from fairseq_inf.memory import ContinuousMemory, GibbsMemory
 from fairseq_inf.models.infinite_former import InfiniteFormerConfig
 
 WRITES = (7, 7, 3, 12, 1)
 
 
-def make(kind=GibbsMemory, double=True, num_basis=12, **kwargs):
+def make(density="gibbs", double=True, num_basis=12, **kwargs):
     torch.manual_seed(0)
-    memory = kind(DIM, HEADS, num_basis, widths=(1 / num_basis,), **kwargs)
+    memory = continuous(DIM, HEADS, num_basis, (1 / num_basis,), density, **kwargs)
     torch.nn.init.xavier_uniform_(memory.output.weight)  # a Gibbs memory begins silent
     return (memory.double() if double else memory).eval()
 
@@ -26,7 +26,7 @@ def make(kind=GibbsMemory, double=True, num_basis=12, **kwargs):
     [
         {"schedule": "uniform"},
         {"schedule": "uniform", "tau": 0.6},
-        {"schedule": "uniform", "samples": 40, "ridge": 0.01, "points": 7},
+        {"schedule": "uniform", "samples": 40, "ridge": 0.01},
         {"schedule": "logarithmic", "oldest": 200},
     ],
     ids=str,
@@ -70,7 +70,7 @@ def test_an_empty_row_has_no_gradient_also_in_half_precision():
     assert found[0][0].any() and not found[0][1].any()
 
 
-@pytest.mark.parametrize("kind", [ContinuousMemory, GibbsMemory])
+@pytest.mark.parametrize("kind", ["gaussian", "gibbs"])
 @pytest.mark.parametrize("sticky", [False, True])
 @pytest.mark.parametrize("schedule", ["constant", "uniform", "logarithmic"])
 def test_documents_of_different_ages_side_by_side_end_as_they_would_alone(kind, sticky, schedule):
@@ -100,7 +100,7 @@ def test_an_empty_signal_is_read_as_exactly_nothing(schedule):
     assert out.abs().max() == 0
 
 
-@pytest.mark.parametrize("kind", [ContinuousMemory, GibbsMemory])
+@pytest.mark.parametrize("kind", ["gaussian", "gibbs"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("schedule", ["constant", "uniform", "logarithmic"])
 def test_a_long_stream_stays_finite_and_bounded(kind, dtype, schedule):
@@ -112,21 +112,21 @@ def test_a_long_stream_stays_finite_and_bounded(kind, dtype, schedule):
         with torch.no_grad():
             out, _, state = memory(q, x, state, key=state.tokens)
         assert torch.isfinite(out).all() and state.coefficients.dtype == torch.float32
-        sizes.append((memory.basis.evaluate(t) @ state.coefficients[0]).norm(dim=-1).max())
+        sizes.append((memory.store.basis.evaluate(t) @ state.coefficients[0]).norm(dim=-1).max())
     assert max(sizes[100:]) < 2 * max(sizes[:100])
 
 
 def test_a_gibbs_density_points_at_a_content():
     """Of 32 stored vectors the one that the query is has the most mass, and comes back."""
     torch.manual_seed(0)
-    memory = GibbsMemory(32, 1, 64, widths=(1 / 64,), schedule="uniform").eval()
-    for linear in (memory.key, memory.value, memory.output):
+    memory = continuous(32, 1, 64, (1 / 64,), "gibbs", "uniform").eval()
+    for linear in (memory.reader.key, memory.reader.value, memory.output):
         torch.nn.init.eye_(linear.weight)
     x = torch.randn(1, 32, 32)
     for wanted in (0, 13, 31):
         query = 8 * x[:, None, wanted : wanted + 1]
         out, density, _ = memory(query, x, memory.initial_state(1))
-        at = density.masses()[0, 0, 0].argmax() / memory.points
+        at = density.masses()[0, 0, 0].argmax() / 64
         assert abs(at - (wanted + 0.5) / 32) < 1 / 32
         similar = torch.cosine_similarity(out[0, 0], x[0], dim=-1)
         assert similar.argmax() == wanted and similar[wanted] > 0.8
@@ -140,7 +140,10 @@ def test_the_architectures_of_the_paper_have_its_memory_and_the_default_one_reme
         ("sorting", "0.01,0.05"),
         ("gpt2", "0.005,0.01"),
     ):
-        args = argparse.Namespace()
-        ARCH_CONFIG_REGISTRY[f"infinite_former_lm_{suffix}"](args)
-        found = (args.ltm_schedule, args.ltm_density, args.ltm_widths)
-        assert found == ("constant", "gaussian", widths)
+        arch = f"infinite_former_lm_{suffix}"
+        args = ARCH_MODEL_REGISTRY[arch].config()
+        chosen = argparse.Namespace()
+        ARCH_CONFIG_REGISTRY[arch](chosen)
+        vars(args).update(vars(chosen))
+        assert (args.ltm_schedule, args.ltm_density) == ("constant", "gaussian")
+        assert args.ltm_widths == widths

@@ -7,7 +7,15 @@ from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 import fairseq_inf.models  # noqa: F401  (registers them)
-from fairseq_inf.memory import Goals
+from fairseq_inf.criterions.cross_entropy_with_kl import remembered
+from fairseq_inf.memory import (
+    Constant,
+    ContinuousMemory,
+    GaussianBasis,
+    GibbsReader,
+    Logarithmic,
+    Uniform,
+)
 
 WORDS = 30
 SIZES = {
@@ -16,7 +24,6 @@ SIZES = {
     "decoder_ffn_embed_dim": 32,
     "decoder_attention_heads": 2,
     "dropout": 0.0,
-    "stm_length": 6,
 }
 # name -> registered model, settings of its memory
 MEMORIES = {
@@ -31,37 +38,32 @@ MEMORIES = {
         },
     ),
     "gibbs": ("infinite_former_lm", {"ltm_basis": 8}),
-    "slots_of_signal": (
+    "logarithmic": (
         "infinite_former_lm",
-        {"ltm_basis": 8, "ltm_density": "host", "ltm_schedule": "logarithmic", "ltm_oldest": 99},
+        {"ltm_basis": 8, "ltm_schedule": "logarithmic", "ltm_oldest": 99},
     ),
     "compressive_transformer": (
         "compressive_transformer_lm",
         {"cmem_length": 5, "compression_rate": 3},
     ),
-    "picked": (
-        "compressive_transformer_lm",
-        {
-            "cmem_length": 7,
-            "compression_rate": 1,
-            "compression": "mean",
-            "ltm_pick": 2,
-            "ltm_rank": 3,
-        },
-    ),
+    "selective": ("selective_memory_lm", {"ltm_slots": 7, "ltm_pick": 2, "ltm_rank": 3}),
     "infini_attention": ("infini_attention_lm", {"infini_update": "delta"}),
     "transformer_xl": ("transformer_xl_lm", {}),
 }
 # name -> settings
 HOSTS = {
-    "transformer_xl": {},
-    "gpt2": {
-        "decoder_positions": 40,
-        "activation_fn": "gelu_accurate",
-        "stm_length": 0,
-    },
-    "llama": {"decoder_key_heads": 1, "sink_tokens": 2, "slot_spacing": 1.5},
+    "transformer_xl": {"stm_length": 6},
+    "gpt2": {"decoder_positions": 40, "attention_dropout": 0.0},
+    "llama": {"stm_length": 6, "decoder_key_heads": 1, "sink_tokens": 2},
 }
+
+
+def arch_of(name, host):
+    """The architecture of a memory in a host."""
+    arch = MEMORIES[name][0]
+    if host == "transformer_xl":
+        return arch
+    return f"{host}_lm" if arch == "transformer_xl_lm" else f"{arch}_{host}"
 
 
 def make_model(name="infinite_former", words=None, sharp=True, host="transformer_xl", **kwargs):
@@ -70,9 +72,8 @@ def make_model(name="infinite_former", words=None, sharp=True, host="transformer
     dictionary = words or Dictionary()
     for i in range(WORDS - len(dictionary)):
         dictionary.add_symbol(f"w{i}")
-    arch, own = MEMORIES[name]
-    model = ARCH_MODEL_REGISTRY[arch]
-    cfg = model.config(**{**SIZES, **own, **HOSTS[host], "decoder_host": host, **kwargs})
+    model = ARCH_MODEL_REGISTRY[arch_of(name, host)]
+    cfg = model.config(**{**SIZES, **MEMORIES[name][1], **HOSTS[host], **kwargs})
     cfg.seed = 1
     model = model.build_model(cfg, SimpleNamespace(source_dictionary=dictionary))
     with torch.no_grad():
@@ -80,29 +81,46 @@ def make_model(name="infinite_former", words=None, sharp=True, host="transformer
             for x in model.parameters():
                 torch.nn.init.normal_(x, std=0.3)
         for layer in model.decoder.layers:
-            if sharp and hasattr(layer.memory, "locate"):
-                layer.memory.locate.weight.mul_(30)
-            if sharp and hasattr(layer.memory, "gain"):
-                layer.memory.gain.fill_(1)
+            reader = getattr(layer.memory, "reader", None)
+            if sharp and hasattr(reader, "locate"):
+                reader.locate.weight.mul_(30)
+            if sharp and hasattr(reader, "gain"):
+                reader.gain.fill_(1)
             output = getattr(layer.memory, "output", None)
             if sharp and output is not None and not output.weight.any():
                 torch.nn.init.xavier_uniform_(output.weight)
     return model.eval()
 
 
+def continuous(
+    dim, heads, basis, widths, density="gaussian", schedule="constant", tau=None, oldest=1_000_000,
+    **store,
+):  # fmt: skip
+    """A continuous memory, its parts by their names."""
+    schedules = {"constant": Constant, "uniform": Uniform}
+    if schedule == "logarithmic":
+        store["schedule"] = Logarithmic(64, oldest)
+    else:
+        store["schedule"] = schedules[schedule](*([] if tau is None else [tau]))
+    if density == "gibbs":
+        reader = GibbsReader(dim, heads, GaussianBasis(basis, widths))
+        store = {"reader": reader, "gated": False, "bins": basis, **store}
+    return ContinuousMemory(dim, heads, basis, widths, **store)
+
+
 def text(rows, length, seed=3):
     return torch.randint(4, WORDS, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def goals(tokens):
+def losses_and_logs(extra, tokens):
     """All tokens count."""
-    return Goals(torch.ones_like(tokens, dtype=torch.bool), {"kl_sigma": 0.1})
+    return remembered(extra, torch.ones_like(tokens, dtype=torch.bool), {"kl_sigma": 0.1})
 
 
 def learn(model, tokens, first):
     """A segment in training.  -> output, losses of the memory by name"""
-    out, extra = model(tokens, None, torch.full((len(tokens),), first), goals=goals(tokens))
-    return out, extra["losses"]
+    out, extra = model(tokens, None, torch.full((len(tokens),), first))
+    return out, losses_and_logs(extra, tokens)[0]
 
 
 def stream(decoder, tokens, segment, state=None):

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from .places import Places, phrases
+from fairseq_inf.memory import Places
+
+from .sample import phrases
 from .report import pyplot, write_csv
 from .trace import Trace
 

@@ -17,8 +17,9 @@ from fairseq_inf.errors import Failure
 from fairseq_inf.hub import MemoryHub
 from fairseq_inf.models.decoder import MemoryDecoder
 from fairseq_inf.models.generation import score_features
+from fairseq_inf.models.watch import Watch, Written
 
-from .places import Sample
+from .sample import Sample
 from .trace import TraceWriter
 
 KEPT = 16  # cells of a density that a trace knows one by one
@@ -36,26 +37,24 @@ class Reader:
         self.state = decoder.initial_state(1)
         self.loss = 0.0
 
-    def read(self, inputs: Tensor, targets: Tensor, watched: bool) -> tuple[np.ndarray, list[Any]]:
-        """inputs, targets: T.  -> loss of each target, in nats, and the extra of each layer"""
+    def read(self, inputs: Tensor, targets: Tensor) -> tuple[np.ndarray, dict[int, Written]]:
+        """inputs, targets: T.  -> loss of each target, in nats, and what each layer has written"""
         decoder = self.decoder
-        with _switched(decoder, ltm_enabled=self.memory, watched=watched):
-            features, self.state, extra = decoder(inputs[None], self.state, head=False)
+        with _memory(decoder, self.memory), Watch(decoder) as watch:
+            features, self.state, _ = decoder(inputs[None], self.state, head=False)
             loss = -score_features(decoder, features[0], targets)
         self.loss += float(loss.double().sum())
-        return loss.cpu().numpy(), extra["layers"]
+        return loss.cpu().numpy(), watch.layers
 
 
 @contextmanager
-def _switched(decoder: MemoryDecoder, **switches: bool) -> Iterator[None]:
-    before = {name: getattr(decoder, name) for name in switches}
+def _memory(decoder: MemoryDecoder, enabled: bool) -> Iterator[None]:
+    before = decoder.ltm_enabled
     try:
-        for name, value in switches.items():
-            setattr(decoder, name, value)
+        decoder.ltm_enabled = enabled
         yield
     finally:
-        for name, value in before.items():
-            setattr(decoder, name, value)
+        decoder.ltm_enabled = before
 
 
 class Errors:
@@ -65,12 +64,13 @@ class Errors:
         self.sample = Sample()
         self.sums = np.zeros((AGES * 40, 2))
 
-    def follow(self, memory: Any, state: Any, watched: Any, position: int) -> None:
+    def follow(self, written: Written, state: Any, position: int) -> None:
         """One write.  position: how many tokens have been read."""
-        numbers, vectors = watched.row()
+        memory, moves = written.memory, written.moves or []
+        numbers, vectors = written.row()
         if len(vectors):
             vectors = memory.stored(vectors[None])[0]
-        self.sample.follow(watched.moves[0], numbers, vectors)
+        self.sample.follow(moves[0], numbers, vectors)
         if not len(self.sample.t):
             return
         x = self.sample.vectors().float()
@@ -81,11 +81,11 @@ class Errors:
         np.add.at(self.sums[:, 1], at, x.square().sum(dim=-1).cpu().numpy())
 
 
-class Watch:
+class LayerTrace:
     """What becomes of the memory of one layer, written to a trace."""
 
-    def __init__(self, writer: TraceWriter, layer: int, memory: Any) -> None:
-        self.writer, self.layer, self.memory = writer, layer, memory
+    def __init__(self, writer: TraceWriter, layer: int) -> None:
+        self.writer, self.layer = writer, layer
         self.name = f"own.{layer}"
         self.errors = Errors()
         self.held = 0
@@ -94,23 +94,23 @@ class Watch:
         self.kind: str | None = None
         self.peaks = self.reads = 0.0
 
-    def follow(self, own: Any, state: Any, position: int, tokens: int) -> None:
-        """One segment.  own: extra of the layer, tokens: T"""
-        move = own.watched.moves[0]
+    def follow(self, written: Written, state: Any, position: int, tokens: int) -> None:
+        """One segment.  tokens: T"""
+        move, seen = (written.moves or [])[0], written.seen
         self.held = len(move.new) + (0 if move.forgets else self.held)
-        self.errors.follow(self.memory, state, own.watched, position)
-        add_write(self.writer, self.name, own.watched)
-        if not self.held or own.seen is None:
+        self.errors.follow(written, state, position)
+        add_write(self.writer, self.name, written)
+        if not self.held or seen is None:
             self.unread += tokens
             self.writer.add(f"{self.name}.histogram", np.zeros((1, BINS), dtype="f4"))
             return
         edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)
-        masses = own.seen.mass(edges.to(state_device(state)).float())  # 1 x H x T x D
+        masses = seen.mass(edges.to(state_device(state)).float())  # 1 x H x T x D
         histogram = masses.mean(dim=(1, 2)).float().cpu().numpy()
         self.writer.add(f"{self.name}.histogram", histogram)
         self.peaks += float(masses.amax(dim=-1).mean()) * tokens
         self.reads += tokens
-        for part, values in own.seen.parts(KEPT).items():
+        for part, values in seen.parts(KEPT).items():
             rows = values[0].transpose(0, 1).cpu()  # T x H x ..
             kind = torch.int32 if part == "cell" else torch.float16
             if part in ("mu", "sigma"):
@@ -121,9 +121,9 @@ class Watch:
                 self.writer.add(f"{self.name}.{part}", none)
             self.writer.add(f"{self.name}.{part}", array)
         self.unread = 0
-        self.kind = "normal" if hasattr(own.seen, "mu") else "cells"
+        self.kind = "normal" if hasattr(seen, "mu") else "cells"
         if self.kind == "cells":
-            self.cells = own.seen.masses().size(-1)
+            self.cells = seen.masses().size(-1)
 
     def close(self, state: Any) -> dict[str, Any]:
         """Write what is known at the end.  -> what the trace says of the layer"""
@@ -140,10 +140,10 @@ class Watch:
         }
 
 
-def add_write(writer: TraceWriter, name: str, watched: Any) -> None:
+def add_write(writer: TraceWriter, name: str, written: Written) -> None:
     """What a write does to all places, and which vectors come with it."""
-    writer.add_move(name, watched.moves[0])
-    numbers, _ = watched.row()
+    writer.add_move(name, (written.moves or [])[0])
+    numbers, _ = written.row()
     writer.add(f"{name}.numbers", numbers.cpu().numpy().astype("i4"))
 
 
@@ -172,24 +172,24 @@ def inspect(
     readers = {"on": Reader(decoder), "off": Reader(decoder, memory=False)}
     if other is not None:
         readers["other"] = Reader(other.model.decoder)
-    watches: dict[int, Watch] = {}
+    traced: dict[int, LayerTrace] = {}
     seen = {"tokens": 0, "segments": 0, "bytes": 0}
 
     def read(inputs: Tensor, targets: Tensor) -> None:
         position = seen["tokens"]
         for kind, reader in readers.items():
-            losses, layers = reader.read(inputs, targets, watched=kind != "off")
+            losses, layers = reader.read(inputs, targets)
             writer.add(f"loss.{kind}", losses)
-            for number, own in enumerate(layers):
-                if own.watched is None or own.watched.moves is None:
+            for number, written in layers.items():
+                if written.moves is None:
                     continue
                 if kind == "other":
-                    add_write(writer, f"other.{number}", own.watched)
+                    add_write(writer, f"other.{number}", written)
                     continue
-                if number not in watches:
-                    watches[number] = Watch(writer, number, decoder.layers[number].memory)
+                if number not in traced:
+                    traced[number] = LayerTrace(writer, number)
                 state = decoder.memory_states(reader.state)[number]
-                watches[number].follow(own, state, position, len(inputs))
+                traced[number].follow(written, state, position, len(inputs))
         writer.add("tokens", targets.cpu().numpy().astype("i4"))
         seen["tokens"] += len(targets)
         seen["segments"] += 1
@@ -223,7 +223,7 @@ def inspect(
         segment = waiting.to(hub.device)
         read(segment[:-1], segment[1:])
     states = decoder.memory_states(readers["on"].state)
-    layers = [watch.close(states[number]) for number, watch in watches.items()]
+    layers = [layer.close(states[number]) for number, layer in traced.items()]
     losses = {kind: reader.loss / total for kind, reader in readers.items()}
     info = {
         "text": Path(name).name,

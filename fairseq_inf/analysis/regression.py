@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fairseq_inf.memory import Places
 from fairseq_inf.models.decoder import MemoryDecoder
-
-from .places import Places
+from fairseq_inf.models.watch import Watch
 
 
 @torch.no_grad()
@@ -21,38 +21,32 @@ def regression_error(decoder: MemoryDecoder, tokens: Tensor, length: int) -> lis
     memories = [layer.memory for layer in decoder.layers if layer.memory is not None]
     stored: list[list[Tensor]] = [[] for _ in memories]
     places = [Places() for _ in memories]
-    state, watched = decoder.initial_state(len(tokens)), decoder.watched
-    decoder.watched = True
-    try:
+    state = decoder.initial_state(len(tokens))
+    with Watch(decoder) as watch:
         for part in tokens.split(length, dim=1):
-            _, state, extra = decoder(part, state)
-            layers = [
-                own for own, x in zip(extra["layers"], decoder.layers, strict=True) if x.memory
-            ]
-            for number, own in enumerate(layers):
-                memory = memories[number]
-                moves = own.watched.moves
-                if moves is None or memory.observes or memory.has_slots:
+            _, state, _ = decoder(part, state)
+            for number, written in enumerate(watch.layers.values()):
+                memory, moves = written.memory, written.moves
+                if moves is None or memory.observes or memory.num_slots:
                     raise ValueError(
                         "only in a continuous memory that is not sticky can be told where a vector "
                         "is"
                     )
                 if moves[0].forgets:
                     stored[number] = []
-                each = [own.watched.row(row)[1] for row in range(len(tokens))]
-                if len(each[0]):
-                    stored[number].append(memory.stored(torch.stack(each)))
+                vectors = torch.stack([written.row(row)[1] for row in range(len(tokens))])
+                if vectors.size(1):
+                    stored[number].append(memory.stored(vectors))
                 places[number].follow(moves[0])
-    finally:
-        decoder.watched = watched
     if not all(stored):
         raise ValueError(
             f"nothing of {tokens.size(1)} tokens in segments of {length} has left the short-term "
             f"memory of {decoder.stm_length}: read more"
         )
     errors = []
-    for memory, vectors, place, after in zip(memories, stored, places, state.memories, strict=True):
+    states = [x for x in decoder.memory_states(state) if x is not None]
+    for memory, vectors, place, after in zip(memories, stored, places, states, strict=True):
         x = torch.cat(vectors, dim=1)
-        found = memory.at(after, place.t).to(x.dtype)
-        errors.append(float((found - x).norm() / x.norm()))
+        back = memory.at(after, place.t).to(x.dtype)
+        errors.append(float((back - x).norm() / x.norm()))
     return errors

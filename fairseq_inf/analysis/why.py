@@ -9,10 +9,11 @@ from torch import Tensor
 
 from fairseq_inf.errors import Failure
 from fairseq_inf.hub import MemoryHub
+from fairseq_inf.memory import Places
 
 from .answers import Answers, Said
 from .inspection import Pieces, Reader
-from .places import Places, phrases
+from .sample import phrases
 
 
 @torch.no_grad()
@@ -29,17 +30,17 @@ def attended(hub: MemoryHub, tokens: Tensor, first: int) -> Tensor:
     come: dict[int, list[int]] = {}  # of each layer, the vectors that its memory has been given
     for begin in range(0, len(tokens), hub.length):
         part = stream[begin : begin + hub.length + 1].to(hub.device)
-        _, layers = reader.read(part[:-1], part[1:], watched=True)
+        _, layers = reader.read(part[:-1], part[1:])
         asked = slice(max(first - begin, 0), None)  # of the targets
-        for number, own in enumerate(layers):
-            if own.watched is None or own.watched.moves is None:
+        for number, written in layers.items():
+            if written.moves is None:
                 continue
             place = places.setdefault(number, Places())
-            place.follow(own.watched.moves[0])
-            come.setdefault(number, []).extend(own.watched.row()[0].tolist())
-            if own.seen is None or not len(place.t) or begin + len(part) - 1 <= first:
+            place.follow(written.moves[0])
+            come.setdefault(number, []).extend(written.row()[0].tolist())
+            if written.seen is None or not len(place.t) or begin + len(part) - 1 <= first:
                 continue
-            masses = own.seen.mass(place.edges().to(hub.device).float())  # 1 x H x T x K
+            masses = written.seen.mass(place.edges().to(hub.device).float())  # 1 x H x T x K
             masses = masses[0, :, asked].double().cpu()
             vectors = torch.tensor(come[number][place.first : place.after])
             found.index_add_(0, vectors, masses.sum(dim=(0, 1)))

@@ -1,7 +1,7 @@
 """Negative log-likelihood, and what the long-term memories learn beside it."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.dataclass import FairseqDataclass
 from torch import Tensor
 
-from fairseq_inf.memory import Goals
+from fairseq_inf.memory import Encounter
 
 
 @dataclass
@@ -27,6 +27,29 @@ class CrossEntropyWithKLConfig(FairseqDataclass):
     report_accuracy: bool = field(
         default=False, metadata={"help": "log the share of targets that are the likeliest word"}
     )
+
+
+Logs = dict[str, tuple[Tensor, Tensor]]
+
+
+def remembered(
+    extra: Any, targets: Tensor, settings: Mapping[str, float]
+) -> tuple[dict[str, Tensor], Logs]:
+    """extra: of a model; a language model of fairseq's own has nothing of memories in it.
+    -> the losses and the logs of the memories of all layers, by name"""
+    losses: dict[str, Tensor] = {}
+    logs: Logs = {}
+    met: list[Encounter | None] = extra.get("layers", []) if isinstance(extra, dict) else []
+    for encounter in met:
+        if encounter is None:
+            continue
+        encounter = encounter.of(targets, settings)
+        for name, loss in encounter.memory.losses(encounter).items():
+            losses[name] = losses[name] + loss if name in losses else loss
+        for name, (total, of) in encounter.logs(targets).items():
+            before = logs.get(name, (0, 0))
+            logs[name] = (before[0] + total, before[1] + of)
+    return losses, logs
 
 
 @register_criterion("cross_entropy_with_kl", dataclass=CrossEntropyWithKLConfig)
@@ -63,24 +86,18 @@ class CrossEntropyWithKL(FairseqCriterion):
         self, model: Any, sample: dict[str, Any], reduce: bool = True
     ) -> tuple[Tensor, int, dict[str, Any]]:
         target, ntokens = sample["target"], sample["ntokens"]
-        extra: dict[str, Any] = {"losses": {}, "logs": {}}
-        if getattr(model, "takes_goals", False):
-            goals = Goals(target != self.padding_idx, self.settings)
-            net_output = model(**sample["net_input"], goals=goals)
-            extra = net_output[1]
-        else:  # a language model of fairseq's own
-            net_output = model(**sample["net_input"])
+        net_output = model(**sample["net_input"])
         nll = self.nll(model, net_output, target)
+        losses, logs = remembered(net_output[1], target != self.padding_idx, self.settings)
         loss = nll
-        for name, value in extra["losses"].items():
+        for name, value in losses.items():
             loss = loss + self.weights.get(name, 1.0) * value
         if not math.isfinite(loss.item()):
             raise FloatingPointError(
                 f"the loss is {loss.item()} in {'training' if model.training else 'validation'}: "
                 "go on from the last checkpoint with a lower --lr or --clip-norm"
             )
-        logs = {name: (value.detach(), ntokens) for name, value in extra["losses"].items()}
-        logs.update(extra["logs"])
+        logs |= {name: (value.detach(), ntokens) for name, value in losses.items()}
         if self.report_accuracy:
             correct = self.correct(model, net_output, target)
             logs["accuracy"] = (100 * correct, ntokens)

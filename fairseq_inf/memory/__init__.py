@@ -1,29 +1,23 @@
 """The mathematics of the memories.  Needs torch only."""
 
+from fairseq_inf.errors import SettingError
+
 from .basis import GaussianBasis, ridge_operator
 from .compressive import CompressiveMemory, CompressiveState
 from .continuous import ContinuousMemory
-from .contract import (
-    Correction,
-    Encounter,
-    Goals,
-    LongTermMemory,
-    Move,
-    Plan,
-    as_heads,
-    side_by_side,
-    take_part,
-)
+from .contract import Encounter, LongTermMemory, Move, Plan, as_heads, side_by_side, take_part
 from .density import CellDensity, GaussianDensity, Weights
-from .errors import SettingError
 from .file import check_writable, load_state, save_state
-from .gibbs import GibbsDensity, GibbsMemory
+from .gaussian import GaussianReader
+from .gibbs import GibbsDensity, GibbsReader
 from .infini import InfiniMemory, InfiniState
-from .points import PointsMemory, SlotsOfSignal
+from .places import Places
+from .reader import Reader
 from .sampling import mix
 from .schedule import Constant, Logarithmic, Schedule, Uniform
-from .short_term import Leaving, ShortTermMemory, pick, push, rate
-from .signal import ContinuousState, SignalMemory, plan_write
+from .selective import POLICIES, SelectiveMemory, SelectiveState
+from .short_term import ShortTermMemory, Window, push
+from .signal import ContinuousState, Signal, plan_write
 from .state import State
 
 __all__ = [
@@ -33,37 +27,37 @@ __all__ = [
     "Constant",
     "ContinuousMemory",
     "ContinuousState",
-    "Correction",
     "Encounter",
     "GaussianBasis",
     "GaussianDensity",
+    "GaussianReader",
     "GibbsDensity",
-    "GibbsMemory",
-    "Goals",
+    "GibbsReader",
     "InfiniMemory",
     "InfiniState",
-    "Leaving",
     "Logarithmic",
     "LongTermMemory",
     "Move",
+    "POLICIES",
+    "Places",
     "Plan",
-    "PointsMemory",
+    "Reader",
     "Schedule",
+    "SelectiveMemory",
+    "SelectiveState",
     "SettingError",
     "ShortTermMemory",
-    "SignalMemory",
-    "SlotsOfSignal",
+    "Signal",
     "State",
     "Uniform",
     "Weights",
+    "Window",
     "as_heads",
     "check_writable",
     "load_state",
     "mix",
-    "pick",
     "plan_write",
     "push",
-    "rate",
     "ridge_operator",
     "save_state",
     "side_by_side",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .errors import SettingError
+from fairseq_inf.errors import SettingError
 
 
 def normal_pdf(x: Tensor, var: Tensor) -> Tensor:

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .contract import Encounter, LongTermMemory, Move, Plan, take_part
-from .errors import SettingError
+from fairseq_inf.errors import SettingError
+
+from .contract import Encounter, LongTermMemory, Move, Plan, shift, silent, slot_at, take_part
 from .short_term import push
 from .state import Ranges, State
 
@@ -34,7 +35,6 @@ class CompressiveState(State):
 class CompressionPlan(Plan):
     """Which vectors become slots."""
 
-    counts: Sequence[int]  # of each row: vectors that come
     groups: Tensor  # B: slots that they make together with the pending ones
     kept: Tensor  # B: slots afterwards
     waiting: Tensor  # B: pending vectors afterwards
@@ -49,24 +49,20 @@ class CompressiveMemory(LongTermMemory):
     its c vectors.
     """
 
-    has_slots = True
-
-    def __init__(self, dim: int, length: int, rate: int = 4, compression: str = "conv") -> None:
+    def __init__(self, dim: int, length: int, rate: int = 4) -> None:
         super().__init__()
-        for name, value, least in (("length", length, 0), ("rate", rate, 1)):
-            if value < least:
-                raise SettingError(f"{{{name}}} must be at least {least}, got {value}")
-        self.dim, self.num_slots, self.rate, self.compression = dim, length, rate, compression
-        if compression == "conv":
-            self.convolution = nn.Conv1d(dim, dim, kernel_size=rate, stride=rate)
-            with torch.no_grad():
-                weight, bias = self.convolution.parameters()
-                weight.mul_(0.1).add_(torch.eye(dim)[..., None] / rate)
-                bias.zero_()
+        for name, value in (("length", length), ("rate", rate)):
+            if value < 1:
+                raise SettingError(f"{{{name}}} must be at least 1, got {value}")
+        self.dim, self.num_slots, self.rate = dim, length, rate
+        self.convolution = nn.Conv1d(dim, dim, kernel_size=rate, stride=rate)
+        with torch.no_grad():
+            weight, bias = self.convolution.parameters()
+            weight.mul_(0.1).add_(torch.eye(dim)[..., None] / rate)
+            bias.zero_()
 
     def start_silent(self, layer: int, layers: int) -> None:
-        self.output = nn.Linear(self.dim, self.dim, bias=False)
-        nn.init.zeros_(self.output.weight)
+        self.output = silent(self.dim)
 
     def initial_state(self, rows: int, device: Any = None, dtype: Any = None) -> CompressiveState:
         def zeros(*shape: int, dtype: Any = dtype or torch.float) -> Tensor:
@@ -112,6 +108,7 @@ class CompressiveMemory(LongTermMemory):
         plan: CompressionPlan | None = None,
         attention: Any = None,
         key: Tensor | None = None,
+        marks: Tensor | None = None,
     ) -> tuple[CompressiveState, tuple[Tensor, Tensor]]:
         """-> state, and (old: B x `plan.most` c x e, new: B x `plan.most` x e), what was
         compressed and what became of it, of which the first `plan.groups` of a row are real"""
@@ -142,35 +139,19 @@ class CompressiveMemory(LongTermMemory):
 
     def moves(
         self, state: CompressiveState, plan: CompressionPlan, key: Tensor | None
-    ) -> list[Move] | None:
+    ) -> list[Move]:
         """The line is C cells, a slot each, the newest at the right end; the c vectors of a slot
         share its cell evenly.  Vectors that wait for a slot have no place."""
-        if not self.num_slots:
-            return None
-        found = []
-        for made, held in zip(plan.groups.tolist(), state.held.tolist(), strict=True):
-            share = made / self.num_slots
-            step = torch.arange(made * self.rate, dtype=torch.float64) + 0.5
-            knots = torch.tensor([0.0, 1.0], dtype=torch.float64)
-            found.append(
-                Move(
-                    new=1 - share + step / (self.rate * self.num_slots),
-                    knots=knots,
-                    landed=knots - share,
-                    forgets=not held and made > 0,
-                    begin=max(0.0, 1 - share),
-                )
-            )
-        return found
+        waited = zip(plan.groups.tolist(), state.held.tolist(), strict=True)
+        return [shift(made, held, self.num_slots, self.rate) for made, held in waited]
 
     def at(self, state: CompressiveState, places: Tensor) -> Tensor:
-        slot = (places * self.num_slots).long().clamp(0, self.num_slots - 1)
-        return state.slots[:, slot.to(state.slots.device)]
+        return slot_at(state.slots, places)
 
     def losses(self, met: Encounter) -> dict[str, Tensor]:
         """How far from what the queries find in the old vectors is what they find in the slots
         made of them: mean square over the width.  Only the compression gets a gradient."""
-        if self.compression != "conv" or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return {}
         plan, query, (old, new) = met.plan, met.query, met.trace
         unused = take_part(self.convolution)
@@ -180,8 +161,8 @@ class CompressiveMemory(LongTermMemory):
         place = torch.arange(old.size(1), device=old.device)
         with torch.no_grad():
             target = met.attention.by_content(query, old, place < groups * self.rate)
-        found = met.attention.by_content(query, new, place[: plan.most] < groups)
-        error = (found - target).float().square().mean(dim=-1)  # B x T
+        compressed = met.attention.by_content(query, new, place[: plan.most] < groups)
+        error = (compressed - target).float().square().mean(dim=-1)  # B x T
         counted = (plan.groups > 0)[:, None] & met.real
         return {"reconstruction": (error * counted).sum() + unused}
 
@@ -189,10 +170,6 @@ class CompressiveMemory(LongTermMemory):
         """B x k c x e -> B x k x e"""
         b, width, e = vectors.shape
         groups = vectors.reshape(b, width // self.rate, self.rate, e)
-        if self.compression == "mean":
-            return groups.mean(dim=2)
-        if self.compression == "max":
-            return groups.amax(dim=2)
         weight = self.convolution.weight.permute(0, 2, 1).reshape(e, self.rate * e)
         return F.linear(groups.flatten(2), weight, self.convolution.bias)
 

@@ -1,90 +1,117 @@
-"""The continuous memory of the paper: a signal that each head reads through one Gaussian."""
+"""The continuous memory: a store, which says how the past is kept and forgotten, and a reader of
+it, which says through what density each head looks."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from .contract import Encounter, as_heads
-from .density import GaussianDensity
-from .signal import ContinuousState, SignalMemory
+from fairseq_inf.errors import SettingError
 
-# B rows, T tokens, N basis functions, H heads, d head width, e = H d
+from .basis import GaussianBasis
+from .contract import Encounter, LongTermMemory, Move, side_by_side
+from .gaussian import GaussianReader
+from .reader import Reader
+from .signal import ContinuousState, Signal, WritePlan
+
+# B rows, T tokens, H heads, d head width, e = H d
 
 
-class ContinuousMemory(SignalMemory):
-    """mu and var of a query's Gaussian are one affine map each of its N scores K q / sqrt(d)."""
+class ContinuousMemory(LongTermMemory):
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        num_basis: int,
+        widths: Sequence[float] = (0.01, 0.05),
+        reader: Reader | None = None,
+        **store: Any,
+    ) -> None:
+        """reader: the paper's Gaussian unless given.  store: of the Signal, as `sticky=True`."""
+        super().__init__()
+        if dim % num_heads:
+            raise SettingError(f"{dim} dimensions cannot be split evenly between {num_heads} heads")
+        self.store = Signal(dim, GaussianBasis(num_basis, widths), **store)
+        self.reader = reader or GaussianReader(dim, num_heads, self.store.basis)
+        self.observes = self.store.sticky
 
-    def __init__(self, dim: int, num_heads: int, num_basis: int, *args: Any, **kwargs: Any) -> None:
-        super().__init__(dim, num_heads, num_basis, *args, **kwargs)
-        self.locate = nn.Linear(num_basis, 2)  # scores -> logit of mu, pre-softplus of var
+    @property
+    def output(self) -> Any:
+        return self.reader.output
 
-    @torch.no_grad()
     def start_silent(self, layer: int, layers: int) -> None:
-        """Reads begin at the newest part of the signal, over a share of it that grows from layer
-        to layer, since a fine-tuning is too short to move them there from one place."""
-        super().start_silent(layer, layers)
-        share = 0.05 * 16 ** (layer / max(layers - 1, 1))  # 0.05 to 0.8
-        mu, var = 1 - min(share, 0.5), share**2
-        self.locate.bias[0] = math.log(mu / (1 - mu))
-        self.locate.bias[1] = math.log(math.expm1(var))
+        self.reader.start_silent(layer, layers)
 
-    def contents(
-        self, state: ContinuousState, attention: Any, dtype: torch.dtype
-    ) -> tuple[Tensor, Tensor]:
-        """-> probes: B x H x d x 2, values B W^V: B x H x N x d"""
-        values = as_heads(self.value(state.coefficients.to(dtype)), self.num_heads)
-        return self._probes(state.coefficients), values
+    def initial_state(self, rows: int, device: Any = None, dtype: Any = None) -> ContinuousState:
+        return self.store.initial_state(rows, device, dtype or self.reader.key.weight.dtype)
 
-    def _probes(self, coefficients: Tensor) -> Tensor:
-        """Only w . (K q) = (K^T w) . q is needed of the scores K q, K = B W^K, so K itself is never
-        formed.  -> B x H x d x 2"""
-        b, h = coefficients.size(0), self.num_heads
-        with torch.autocast(coefficients.device.type, enabled=False):
-            exact = coefficients.dtype
-            probes = self.locate.weight.to(exact) @ coefficients  # B x 2 x e
-            probes = F.linear(probes, self.key.weight.to(exact)).view(b, 2, h, -1)
-            return probes.permute(0, 2, 3, 1) / math.sqrt(self.dim // h)
+    def plan_key(self) -> Hashable:
+        return self.store.plan_key()
 
-    def _locate(self, query: Tensor, probes: Tensor) -> GaussianDensity:
-        """-> of B x H x T"""
-        with torch.autocast(query.device.type, enabled=False):
-            logits = query.to(probes.dtype) @ probes + self.locate.bias.to(probes.dtype)
-            mu, var = logits.unbind(-1)
-            return GaussianDensity(torch.sigmoid(mu), F.softplus(var).clamp(min=1e-6))
+    def plan(self, counts: Sequence[int], state: ContinuousState) -> WritePlan:
+        return self.store.plan(counts, state)
 
-    def read(
-        self, query: Tensor, own: Tensor | None, contents: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, GaussianDensity]:
-        """z = V^T E_p[psi], with mu and var of p from the query's scores."""
-        probes, values = contents
-        density = self._locate(query, probes)
-        with torch.autocast(query.device.type, enabled=False):
-            weights = density.expect(self.basis).to(query.dtype)  # B x H x T x N
-        return weights @ values, density
+    def forward(
+        self,
+        query: Tensor,
+        vectors: Tensor,
+        state: ContinuousState,
+        plan: WritePlan | None = None,
+        mask: Tensor | None = None,
+        key: Tensor | None = None,
+    ) -> tuple[Tensor, Any, ContinuousState]:
+        """Write, then read, for a decoder of one's own.
 
-    def look(self, query: Tensor, state: ContinuousState) -> GaussianDensity:
-        return self._locate(query, self._probes(state.coefficients))
+        query: B x H x T x d.  vectors: B x W x e, of which a row takes the last as its plan says
+        (all without a plan).  mask: B x T, true for real tokens.  key: B, for sticky sampling.
+        -> B x T x e, the density of B x H x T, ContinuousState"""
+        if plan is None:
+            plan = self.plan([vectors.size(1)] * vectors.size(0), state)
+        state, _ = self.write(vectors, state, plan, key=key)
+        heads, density = self.reader.read(query, self.contents(state, None, query.dtype))
+        return self.output(side_by_side(heads)), density, self.observe(state, density, mask)
+
+    def write(
+        self,
+        vectors: Tensor,
+        state: ContinuousState,
+        plan: WritePlan,
+        attention: Any = None,
+        key: Tensor | None = None,
+        marks: Tensor | None = None,
+    ) -> tuple[ContinuousState, None]:
+        return self.store.write(vectors, state, plan, key), None
+
+    def contents(self, state: ContinuousState, attention: Any, dtype: torch.dtype) -> Any:
+        return self.reader.contents(self.store, state, dtype)
+
+    def read(self, query: Tensor, attended: Tensor | None, contents: Any) -> tuple[Tensor, Any]:
+        """D, whatever the host's attention finds."""
+        return self.reader.read(query, contents)
+
+    def look(self, query: Tensor, state: ContinuousState) -> Any:
+        return self.reader.look(query, self.store, state)
+
+    def observe(self, state: ContinuousState, seen: Any, mask: Tensor | None) -> ContinuousState:
+        if not self.store.sticky:
+            return state
+        with torch.no_grad():
+            return self.store.observe(state, self.reader.mass(seen, self.store.bins, mask))
+
+    def moves(self, state: ContinuousState, plan: WritePlan, key: Tensor | None) -> list[Move]:
+        return self.store.moves(state, plan, key)
+
+    def stored(self, vectors: Tensor) -> Tensor:
+        return self.store.stored(vectors)
+
+    def at(self, state: ContinuousState, places: Tensor) -> Tensor:
+        return self.store.at(state, places)
 
     def losses(self, met: Encounter) -> dict[str, Tensor]:
-        kl = met.seen.kl(met.settings["kl_sigma"])
-        return {"kl": (kl * met.counted[:, None]).sum()}
+        return self.reader.losses(met)
 
     def logs(self, met: Encounter) -> dict[str, tuple[Tensor, Tensor]]:
-        counted = met.counted[:, None]
-        sigma = (met.seen.var.sqrt() * counted).sum()
-        return {"ltm_sigma": (sigma, counted.sum() * self.num_heads)}
-
-    def looked(self, seen: GaussianDensity, mask: Tensor | None) -> Tensor:
-        edges = torch.linspace(0, 1, self.bins + 1, dtype=seen.mu.dtype, device=seen.mu.device)
-        below = seen.cdf(edges)  # B x H x T x D+1
-        if mask is None:
-            total = below.sum(dim=(1, 2))
-        else:
-            weight = mask.to(below.dtype)[:, None, None, :]  # B x 1 x 1 x T
-            total = (weight @ below).sum(dim=(1, 2))
-        return total.diff(dim=-1)
+        return self.reader.logs(met)

@@ -17,13 +17,15 @@ zeros when it is empty.  It is a value: `write` returns another one.
 
 With each segment a layer calls `write`, then `contents` and `read`, or `slots`, then `observe`;
 before all layers the decoder calls `plan`.  With each generated token it calls `read` alone, with
-the `contents` of the last segment's border.  CONTRIBUTING.md has a whole memory as an example.
+the `contents` of the last segment's border.  What a memory learns beside the likelihood the
+criterion asks of it, `losses`, by what a layer has told of its Encounter.  CONTRIBUTING.md has a
+whole memory as an example.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -54,6 +56,7 @@ class Plan:
     """What a write does to each row.  A memory adds what its `write` needs, in a subclass with
     @dataclass(kw_only=True); `slots` and `held` are for memories that have slots."""
 
+    counts: Sequence[int]  # how many vectors each row takes
     filled: Tensor  # B, bool: the memory is not empty afterwards
     slots: int = 0  # the most slots that a row shows afterwards, known to the CPU
     held: Sequence[int] = ()  # how many each row shows, at the right end
@@ -86,47 +89,87 @@ class Move:
         return torch.lerp(self.landed[at - 1], self.landed[at], share)
 
 
-@dataclass
-class Goals:
-    """What is learned beside the likelihood: which tokens count, and the criterion's settings."""
+def shift(made: int, held: int, slots: int, each: int = 1) -> Move:
+    """What new slots do to those of a row, first in, first out.  The line is C cells, a slot each,
+    the newest at the right end; the `each` vectors of a slot share its cell evenly.
+    made: how many are new.  held: how many there were"""
+    share = made / slots
+    step = torch.arange(made * each, dtype=torch.float64) + 0.5
+    ends = torch.tensor([0.0, 1.0], dtype=torch.float64)
+    return Move(
+        new=1 - share + step / (each * slots),
+        knots=ends,
+        landed=ends - share,
+        forgets=not held and made > 0,
+        begin=max(0.0, 1 - share),
+    )
 
-    counted: Tensor  # B x T, bool: tokens with a target
-    settings: dict[str, float] = field(default_factory=dict)
+
+def slot_at(slots: Tensor, places: Tensor) -> Tensor:
+    """The slots of the cells that the places are in.  B x C x e, K -> B x K x e"""
+    count = slots.size(1)
+    return slots[:, (places * count).long().clamp(0, count - 1).to(slots.device)]
 
 
 @dataclass
 class Encounter:
-    """One segment's encounter with a memory, for its losses and logs."""
+    """One segment's encounter with the memory of a layer: what losses, logs and onlookers go by."""
 
+    memory: LongTermMemory
+    attention: HostAttention
     query: Tensor  # B x H x T x d, the host's
     seen: Any  # second result of `read`
     trace: Any  # second result of `write`
     plan: Any  # of the write
+    attended: Tensor  # W^O A: B x T x e
+    added: Tensor | None  # W^M D; None if it is in W^O A
     real: Tensor  # B x T, bool: no padding
-    counted: Tensor  # B x T, bool: a target, and the memory is not empty
-    settings: dict[str, float]  # the criterion's
-    attention: HostAttention
+    # what the criterion says
+    counted: Tensor = field(default_factory=lambda: torch.empty(0))  # B x T, bool: a target, and
+    # the memory is not empty
+    settings: Mapping[str, float] = field(default_factory=dict)
+
+    def of(self, targets: Tensor, settings: Mapping[str, float]) -> Encounter:
+        """targets: B x T, bool: tokens with a target.  settings: of the criterion, by name"""
+        counted = targets & self.real & self.plan.filled[:, None]
+        return replace(self, counted=counted, settings=settings)
+
+    @torch.no_grad()
+    def logs(self, targets: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Those of the memory, and what share it has in what the layer adds to the residual stream,
+        |W^M D| / (|W^M D| + |W^O A|), with the norms over all real tokens."""
+        logs = self.memory.logs(self)
+        if self.added is not None:
+            exact = torch.promote_types(self.added.dtype, torch.float)
+            real = self.real[..., None]
+            memory, attention = (
+                torch.linalg.vector_norm(x * real, dtype=exact) for x in (self.added, self.attended)
+            )
+            of = targets.sum()
+            logs["ltm_share"] = (memory / (memory + attention).clamp(min=1e-20) * of, of)
+        return logs
 
 
 class LongTermMemory(nn.Module):
     """Base of every memory.
 
     There must be `initial_state`, `plan`, `write` and `start_silent`; besides, either `contents`
-    and `read`, or `has_slots`, `num_slots` and `slots`; `look` if it `observes`.  The rest has a
-    default.  An empty memory must add exactly nothing, so that maps of values have no bias, and
-    every parameter must have a gradient in every step, also then (`take_part`).
+    and `read`, or `num_slots` and `slots`; `look` if it `observes`, `mark` if it has `num_marks`.
+    The rest has a default.  An empty memory must add exactly nothing, so that maps of values have
+    no bias, and every parameter must have a gradient in every step, also then (`take_part`).
     """
 
-    has_slots = False  # whether it is read as further keys of the host's attention
-    num_slots = 0  # C, for ever; those of a row that are real may be fewer
+    num_slots = 0  # C, for ever: further keys of the host's attention, some of which may be empty
+    spacing = 0.0  # positions from one slot to the next, where the host has any; 0: all at one
+    num_marks = 0  # numbers that go with each vector of the window, from `mark`
+    every = 1  # one query in so many is asked for them
     observes = False  # whether a state depends on where the last segment has looked
-    output: nn.Module | None  # W^M; None, as it is unless set: the host's W^O
-    correction: nn.Module | None  # of the slots, before the host's maps; None unless asked for
+    output: Any  # W^M; None, as it is unless set: the host's W^O
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_module("output", None)
-        self.register_module("correction", None)
+        if not hasattr(type(self), "output"):  # a property of what it is made of
+            self.output = None
 
     def initial_state(self, rows: int, device: Any = None, dtype: Any = None) -> State:
         """An empty memory: zeros in every tensor, the rows first.  dtype: of the model's weights,
@@ -152,11 +195,13 @@ class LongTermMemory(nn.Module):
         plan: Any,
         attention: HostAttention | None = None,
         key: Tensor | None = None,
+        marks: Tensor | None = None,
     ) -> tuple[State, Any]:
         """vectors: B x W x e, W from 0 on, of which a row takes the last `counts[row]` that its
         plan was made for; those before them mean nothing.  Called for every segment, also where no
         row takes any.  Vectors and state are to be detached here, since the gradient ends with the
-        segment.  key: B, a hash of all that was read, to draw random numbers from.
+        segment.  key: B, a hash of all that was read, to draw random numbers from.  marks: of the
+        vectors, B x W x `num_marks`.
         -> state, what `losses` wants of it (None if nothing)"""
         raise NotImplementedError
 
@@ -166,10 +211,10 @@ class LongTermMemory(nn.Module):
         generated, and its rows change places with those of a beam."""
         raise NotImplementedError
 
-    def read(self, query: Tensor, own: Tensor, contents: Any) -> tuple[Tensor, Any]:
-        """query: B x H x T x d, without positions, of a segment or of one token.  own: A, what the
-        host's attention finds, alike.  -> D: B x H x T x d, exactly 0 for rows whose memory is
-        empty, and what the memory has seen, for `observe`, `losses` and `logs` (None if nothing)"""
+    def read(self, query: Tensor, attended: Tensor, contents: Any) -> tuple[Tensor, Any]:
+        """query: B x H x T x d, without positions, of a segment or of one token.  attended: A,
+        alike.  -> D: B x H x T x d, exactly 0 for rows whose memory is empty, and what the memory
+        has seen, for `observe`, `losses` and `logs` (None if nothing)"""
         raise NotImplementedError
 
     def look(self, query: Tensor, state: Any) -> Any:
@@ -180,6 +225,12 @@ class LongTermMemory(nn.Module):
     def slots(self, state: Any) -> tuple[Tensor, Tensor]:
         """Vectors as the host's attention takes them, before its maps of keys and values.
         -> B x C x e, the newest at the right end, and how many of them are real: B"""
+        raise NotImplementedError
+
+    def mark(self, weights: Tensor, tokens: int, mask: Tensor | None) -> Tensor:
+        """What a segment of T tokens adds to the marks of the vectors that it could attend to.
+        weights: of one query in `every`, B x H x T' x P, the segment at the right end.  mask: B x
+        T, true for real tokens; None if all are.  -> B x P x `num_marks`"""
         raise NotImplementedError
 
     def observe(self, state: Any, seen: Any, mask: Tensor | None) -> State:
@@ -198,6 +249,11 @@ class LongTermMemory(nn.Module):
     def stored(self, vectors: Tensor) -> Tensor:
         """B x n x e, as a write keeps them."""
         return vectors
+
+    def chosen(self, row: int, plan: Any, marks: Tensor, key: Tensor) -> Tensor:
+        """Which of the W vectors of a row, in their order, a write takes.  -> n"""
+        width = marks.size(1)
+        return torch.arange(width - plan.counts[row], width, device=marks.device)
 
     def at(self, state: Any, places: Tensor) -> Tensor:
         """What the memory holds there.  places: K, of all rows.  -> B x K x e"""
@@ -220,18 +276,11 @@ class LongTermMemory(nn.Module):
         raise NotImplementedError
 
 
-class Correction(nn.Module):
-    """x + U V x + b, with U and b zero at first: slots as they are."""
-
-    def __init__(self, dim: int, rank: int) -> None:
-        super().__init__()
-        self.down = nn.Linear(dim, rank, bias=False)
-        self.up = nn.Linear(rank, dim)
-        nn.init.zeros_(self.up.weight)
-        nn.init.zeros_(self.up.bias)
-
-    def forward(self, slots: Tensor) -> Tensor:
-        return slots + self.up(self.down(slots))
+def silent(dim: int) -> nn.Linear:
+    """A W^M of zeros."""
+    output = nn.Linear(dim, dim, bias=False)
+    nn.init.zeros_(output.weight)
+    return output
 
 
 def as_heads(x: Tensor, num_heads: int) -> Tensor:

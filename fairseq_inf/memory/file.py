@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 
 import torch
@@ -11,10 +10,7 @@ from torch import Tensor
 
 from .state import Own, State
 
-logger = logging.getLogger(__name__)
-
-SCHEMA = "fairseq_inf memory 2"
-WITHOUT_CHECKSUM = "fairseq_inf memory 1"
+SCHEMA = "fairseq_inf memory 3"
 LARGEST = 1e9  # no value of a memory comes near it
 
 
@@ -76,7 +72,7 @@ def load_state(path: str | os.PathLike[str], template: Own, fingerprint: str) ->
             f"memory file {path} is damaged or not a memory file ({error}): write it again"
         ) from None
     schema = metadata.get("schema")
-    if schema not in (SCHEMA, WITHOUT_CHECKSUM):
+    if schema != SCHEMA:
         raise ValueError(
             f"memory file {path} has schema {schema!r}, expected {SCHEMA!r}: "
             "write it again with this version"
@@ -87,11 +83,7 @@ def load_state(path: str | os.PathLike[str], template: Own, fingerprint: str) ->
             "use the checkpoint, overrides and --tokens-per-sample that wrote it"
         )
     _check_shapes(path, found, template.tensors())
-    if schema == WITHOUT_CHECKSUM:
-        logger.warning(
-            f"memory file {path} is of a version without checksum: damage would not be seen"
-        )
-    elif metadata.get("checksum") != checksum(found):
+    if metadata.get("checksum") != checksum(found):
         raise ValueError(f"memory file {path} is damaged (its checksum is wrong): write it again")
     for name, x in found.items():
         if x.is_floating_point() and not bool((x.abs() <= LARGEST).all()):

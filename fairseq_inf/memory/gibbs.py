@@ -1,41 +1,41 @@
-"""A signal that each head reads through a Gibbs density: it can point at a content."""
+"""A reader that can point at a content: each head looks at the signal through a Gibbs density."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_inf.errors import SettingError
+
+from .basis import GaussianBasis
 from .contract import Encounter, as_heads
 from .density import CellDensity
-from .errors import SettingError
-from .points import PointsMemory
-from .signal import ContinuousState
+from .reader import Reader
+from .signal import ContinuousState, Signal
 
-# B rows, T tokens, N basis functions, D points of the signal, H heads, d head width, e = H d
+# B rows, T tokens, N basis functions and points of the signal, H heads, d head width, e = H d
 
 
 @dataclass
 class GibbsDensity(CellDensity):
-    """p(t) proportional to exp(q . k(t) / sqrt(d)), on D points, each in the middle of its cell."""
+    """p(t) proportional to exp(q . k(t) / sqrt(d)), on N points, each in the middle of its cell."""
 
     query: Tensor  # B x H x T x d
-    keys: Tensor  # B x H x D x d
+    keys: Tensor  # B x H x N x d
 
     def masses(self, every: int = 1) -> Tensor:
-        """Of each point, for one query in `every`.  -> B x H x T' x D"""
+        """Of each point, for one query in `every`.  -> B x H x T' x N"""
         query = self.query[:, :, ::every].float()
         scores = query @ self.keys.float().transpose(2, 3)
         return torch.softmax(scores / math.sqrt(query.size(-1)), dim=-1)
 
 
-class GibbsMemory(PointsMemory):
-    """z = sum over D points t of p(t) V X(t), p(t) ~ exp(q . K x(t) / sqrt(d)), and the heads get
+class GibbsReader(Reader):
+    """z = sum over N points t of p(t) V X(t), p(t) ~ exp(q . K x(t) / sqrt(d)), and the heads get
     D = g z / |z|.
 
     A mean of many vectors is shorter than a vector.  Keys are made of x(t), which is X(t) at unit
@@ -47,51 +47,50 @@ class GibbsMemory(PointsMemory):
     an optimizer such as Adam moves every weight alike, and at full strength the first steps of W^M
     disturb the host more than the memory helps: the gain g, a number a head, begins small.
 
-    There is no gate: the density chooses what to read, and a gate, which costs as much as keys,
-    values and output together, has not recalled more.
+    What it reads wants no gate: the density chooses what to read, and a gate, which costs as much
+    as keys, values and output together, has not recalled more.
     """
 
-    gated = False
+    places: Tensor  # N
+    psi: Tensor  # N x N
 
     def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        num_basis: int,
-        widths: Sequence[float] = (0.01, 0.05),
-        *,
-        points: int | None = None,
-        gain: float = 0.1,
-        **kwargs: Any,
+        self, dim: int, num_heads: int, basis: GaussianBasis, gain: float = 0.1
     ) -> None:
-        """points: D, N unless given.  gain: g at first."""
+        """gain: g at first."""
         if not 0 < gain < math.inf:
             raise SettingError(f"{{gain}} must be positive, got {gain}")
-        points = num_basis if points is None else points
-        super().__init__(dim, num_heads, num_basis, widths, points=points, **kwargs)
+        super().__init__(dim, num_heads)
+        places = (torch.arange(basis.num_basis, dtype=torch.float64) + 0.5) / basis.num_basis
+        self.register_buffer("places", places, persistent=False)
+        self.register_buffer("psi", basis.evaluate(places), persistent=False)
         self.gain = nn.Parameter(torch.full((num_heads,), float(gain)))  # g
         nn.init.zeros_(self.output.weight)
 
     def contents(
-        self, state: ContinuousState, attention: Any, dtype: torch.dtype
+        self, store: Signal, state: ContinuousState, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """-> keys, values: B x H x D x d"""
-        x = self.signal(state)
+        """-> keys, values: B x H x N x d"""
+        x = store.at(state, self.places, self.psi)
         keys = as_heads(self.key(_at_unit_length(x).to(dtype)), self.num_heads)
         values = as_heads(self.value(x.to(dtype)), self.num_heads)
         return keys.contiguous(), values.contiguous()  # a token's read is thrice as fast so
 
-    def read(
-        self, query: Tensor, own: Tensor | None, contents: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, GibbsDensity]:
+    def read(self, query: Tensor, contents: tuple[Tensor, Tensor]) -> tuple[Tensor, GibbsDensity]:
         keys, values = contents
-        found = _at_unit_length(F.scaled_dot_product_attention(query, keys, values))
-        found = self.gain[:, None, None].to(query.dtype) * found.to(query.dtype)
-        return found, GibbsDensity(query.detach(), keys.detach())
+        heads = _at_unit_length(F.scaled_dot_product_attention(query, keys, values))
+        heads = self.gain[:, None, None].to(query.dtype) * heads.to(query.dtype)
+        return heads, GibbsDensity(query.detach(), keys.detach())
 
-    def look(self, query: Tensor, state: ContinuousState) -> GibbsDensity:
-        keys, _ = self.contents(state, None, query.dtype)
+    def look(self, query: Tensor, store: Signal, state: ContinuousState) -> GibbsDensity:
+        keys, _ = self.contents(store, state, query.dtype)
         return GibbsDensity(query, keys)
+
+    def mass(self, seen: GibbsDensity, bins: int, mask: Tensor | None) -> Tensor:
+        masses = seen.masses()
+        if mask is not None:
+            masses = masses * mask[:, None, :, None]
+        return masses.sum(dim=(1, 2))
 
     def logs(self, met: Encounter) -> dict[str, tuple[Tensor, Tensor]]:
         """Standard deviation and entropy (in nats) of p, of one query in eight."""
@@ -106,12 +105,6 @@ class GibbsMemory(PointsMemory):
             "ltm_sigma": ((sigma * counted).sum(), of),
             "ltm_entropy": ((entropy * counted).sum(), of),
         }
-
-    def looked(self, seen: GibbsDensity, mask: Tensor | None) -> Tensor:
-        masses = seen.masses()
-        if mask is not None:
-            masses = masses * mask[:, None, :, None]
-        return masses.sum(dim=(1, 2))
 
 
 def _at_unit_length(x: Tensor) -> Tensor:

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .contract import Encounter, HostAttention, LongTermMemory, Plan
-from .errors import SettingError
+from fairseq_inf.errors import SettingError
+
+from .contract import Encounter, HostAttention, LongTermMemory, Plan, silent
 from .state import Ranges, State
 
 # B rows, T tokens, W vectors that have left the short-term memory, H heads, d head width, e = H d
@@ -60,8 +61,7 @@ class InfiniMemory(LongTermMemory):
         self.beta = nn.Parameter(torch.zeros(num_heads))  # half of each at first
 
     def start_silent(self, layer: int, layers: int) -> None:
-        self.output = nn.Linear(self.dim, self.dim, bias=False)
-        nn.init.zeros_(self.output.weight)
+        self.output = silent(self.dim)
 
     def initial_state(self, rows: int, device: Any = None, dtype: Any = None) -> InfiniState:
         exact = torch.promote_types(dtype or self.beta.dtype, torch.float32)
@@ -81,7 +81,9 @@ class InfiniMemory(LongTermMemory):
         if min(counts) < most:
             taken = torch.arange(most, device=new.device) >= most - new[:, None]
         tokens = state.tokens + new
-        return InfiniPlan(filled=tokens > 0, most=most, taken=taken, tokens=tokens)
+        return InfiniPlan(
+            counts=counts, filled=tokens > 0, most=most, taken=taken, tokens=tokens
+        )
 
     def write(
         self,
@@ -90,6 +92,7 @@ class InfiniMemory(LongTermMemory):
         plan: InfiniPlan,
         attention: HostAttention | None = None,
         key: Tensor | None = None,
+        marks: Tensor | None = None,
     ) -> tuple[InfiniState, None]:
         assert attention is not None, "keys and values are made by the attention's own maps"
         state = state.detach()
@@ -120,13 +123,13 @@ class InfiniMemory(LongTermMemory):
         return state.matrix, state.normaliser, gate * filled
 
     def read(
-        self, query: Tensor, own: Tensor, contents: tuple[Tensor, Tensor, Tensor]
+        self, query: Tensor, attended: Tensor, contents: tuple[Tensor, Tensor, Tensor]
     ) -> tuple[Tensor, None]:
         """D = g (A_mem - A_dot)"""
         matrix, normaliser, gate = contents
         with torch.autocast(query.device.type, enabled=False):
-            found = _retrieve(_features(query.to(matrix.dtype)), matrix, normaliser)
-            return (gate * (found - own)).to(own.dtype), None
+            retrieved = _retrieve(_features(query.to(matrix.dtype)), matrix, normaliser)
+            return (gate * (retrieved - attended)).to(attended.dtype), None
 
     def logs(self, met: Encounter) -> dict[str, tuple[Tensor, Tensor]]:
         """The mean gate over the heads."""

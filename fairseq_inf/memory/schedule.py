@@ -10,10 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .basis import GaussianBasis, ridge_operator
-from .errors import SettingError
+from fairseq_inf.errors import SettingError
 
-RECENT = 64  # a0 of a logarithmic schedule
+from .basis import GaussianBasis, ridge_operator
+
 STEPS = 16  # different ages to an octave, so that writes at many ages share their operators
 
 
@@ -46,10 +46,24 @@ class Schedule(Hashable, Protocol):
         """The left end of what the first `held` vectors take of the line."""
         ...
 
+    def reached(self, t: Tensor, held: Tensor) -> Tensor | None:
+        """Whether anything of `held` vectors, B, has come to t, K; None: to all of the line.
+        -> B x K"""
+        ...
+
+    def samples(self, num_basis: int) -> int:
+        """How many samples of the past a write takes, unless told otherwise, M."""
+        ...
+
     @property
     def straight(self) -> bool:
         """Whether `move` is a straight line."""
         ...
+
+
+def _check_share(tau: float, most: float) -> None:
+    if not 0 < tau < 1 and tau != most:
+        raise SettingError(f"{{tau}} must be strictly between 0 and 1, got {tau}")
 
 
 def _count(size: int, offset: float = 1.0) -> Tensor:
@@ -64,7 +78,16 @@ class Constant:
     """
 
     straight = True
-    tau: float
+    tau: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_share(self.tau, most=0.5)
+
+    def samples(self, num_basis: int) -> int:
+        return num_basis
+
+    def reached(self, t: Tensor, held: Tensor) -> None:
+        return None
 
     def step(self, held: int, new: int) -> float | None:
         return self.tau if held else 0.0
@@ -95,6 +118,15 @@ class Uniform:
 
     straight = True
     ceiling: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_share(self.ceiling, most=1.0)
+
+    def samples(self, num_basis: int) -> int:
+        return 2 * num_basis
+
+    def reached(self, t: Tensor, held: Tensor) -> None:
+        return None
 
     def step(self, held: int, new: int) -> float | None:
         if not held:
@@ -132,6 +164,16 @@ class Logarithmic:
     recent: float  # a0, up to which age the room is about even
     oldest: float  # A, the age that is lost
 
+    def __post_init__(self) -> None:
+        if self.oldest < 1:
+            raise SettingError(f"{{oldest}} must be positive, got {self.oldest}")
+
+    def samples(self, num_basis: int) -> int:
+        return 2 * num_basis
+
+    def reached(self, t: Tensor, held: Tensor) -> Tensor:
+        return self.age(t) <= held[:, None]
+
     @property
     def octaves(self) -> float:
         return math.log1p(self.oldest / self.recent)
@@ -160,16 +202,6 @@ class Logarithmic:
         per_sample = self.recent * self.octaves / samples
         weights = torch.cat([per_sample * moved_room / room, new_room])
         return Places(even, self.place(age + new), self.place(young), weights)
-
-
-def make_schedule(name: str, tau: float | None, oldest: int) -> Schedule:
-    if name == "constant":
-        return Constant(0.5 if tau is None else tau)
-    if name == "uniform":
-        return Uniform(1.0 if tau is None else tau)
-    if name == "logarithmic":
-        return Logarithmic(RECENT, oldest)
-    raise SettingError(f"{{schedule}} must be constant, uniform or logarithmic, got {name!r}")
 
 
 def write_operators(

@@ -1,9 +1,9 @@
 """The short-term memory: the last S vectors of a layer, and those that have just left it.
 
-One tensor `recent` (B x W x e, W >= K + S) holds both.  The vectors of a row stand at its right
-end, `filled` of them: the last S are the short-term memory, the older ones wait to be written to
-the long-term memory by the next segment.  The first K columns are the sinks (Xiao et al., 2024):
-the first K vectors of a stream stay visible when they leave, and no long-term memory gets them.
+One Window holds both, in W >= K + S columns.  The vectors of a row stand at its right end, `filled`
+of them: the last S are the short-term memory, the older ones wait to be written to the long-term
+memory by the next segment.  The first K columns are the sinks (Xiao et al., 2024): the first K
+vectors of a stream stay visible when they leave, and no long-term memory gets them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,19 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from .state import Ranges, State
+
+# B rows, W columns of a window, T tokens of the segment, e width, m marks
+
+
+@dataclass
+class Window(State):
+    vectors: Tensor  # B x W x e
+    marks: Tensor  # B x W x m: what the long-term memory notes of each; m may be 0
+
+    def ranges(self) -> Ranges:
+        yield "marks", 0, torch.inf
 
 
 def push(short_term: Tensor, new: Tensor, lengths: Tensor | None = None) -> Tensor:
@@ -31,33 +44,6 @@ def push(short_term: Tensor, new: Tensor, lengths: Tensor | None = None) -> Tens
     return moved.masked_fill((source < 0)[..., None], 0)
 
 
-@dataclass
-class Leaving:
-    """How many vectors of each row have left, and how many of them the long-term memory gets."""
-
-    among: Tensor  # B
-    picks: Tensor  # B
-    most: int  # picks, known to the CPU
-
-
-def rate(looked: Tensor) -> Tensor:
-    """How much was looked at each vector by those that could.  B x W x 2 -> B x W"""
-    looks, chances = looked.unbind(-1)
-    return looks / chances.clamp(min=1e-9)
-
-
-def pick(left: Tensor, looked: Tensor, leaving: Leaving) -> Tensor:
-    """Those of the last `among` vectors of each row that were looked at most, in their order, at
-    the right end.  left: B x W x e, looked: B x W.  -> B x `most` x e"""
-    width = left.size(1)
-    place = torch.arange(width, device=left.device)
-    marks = looked.masked_fill(place < width - leaving.among[:, None], -torch.inf)
-    rank = marks.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    chosen = torch.where(rank < leaving.picks[:, None], place, -1).sort(dim=1).values
-    index = chosen[:, width - leaving.most :].clamp(min=0)
-    return left.gather(1, index[..., None].expand(-1, -1, left.size(2)))
-
-
 @dataclass(frozen=True)
 class ShortTermMemory:
     length: int  # S
@@ -69,16 +55,23 @@ class ShortTermMemory:
         return self.sinks + self.length
 
     def split(
-        self, recent: Tensor, joining: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """-> vectors that have left: B x W-K-S x e, [sinks; short-term memory]: B x K+S x e"""
-        waiting = recent.size(1) - self.size
-        sinks, left, short_term = recent.split([self.sinks, waiting, self.length], dim=1)
+        self, window: Window, joining: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Window, Window]:
+        """-> what has left: W-K-S columns, and [sinks; short-term memory]: K+S columns"""
+        left = window.map(lambda x: x[:, self.sinks : x.size(1) - self.length])
+        return left, window.map(lambda x: self._visible(x, joining))
+
+    def _visible(self, x: Tensor, joining: tuple[Tensor, Tensor] | None) -> Tensor:
+        short_term = x[:, x.size(1) - self.length :]
+        if not self.sinks:
+            return short_term
+        sinks = x[:, : self.sinks]
         if joining is not None:
             column, joins = joining
-            first = left.gather(1, column[..., None].expand(-1, -1, left.size(2)))
+            left = x[:, self.sinks : x.size(1) - self.length]
+            first = left.gather(1, column[..., None].expand(-1, -1, x.size(2)))
             sinks = torch.where(joins[..., None], first, sinks)
-        return left, torch.cat([sinks, short_term], dim=1) if self.sinks else short_term
+        return torch.cat([sinks, short_term], dim=1)
 
     def held(self, position: Sequence[int]) -> list[int]:
         """How many sinks each row has.  position: tokens of the stream before the segment."""
@@ -133,24 +126,39 @@ class ShortTermMemory:
         """`filled` after a segment: what had left has been written."""
         return filled.clamp(max=self.length) + read
 
-    def push(self, kept: Tensor, new: Tensor, lengths: Tensor | None) -> Tensor:
-        """`recent` after a segment.  kept: [sinks; short-term memory]"""
-        sinks, short_term = kept.split([self.sinks, self.length], dim=1)
-        return torch.cat([sinks, push(short_term, new, lengths)], dim=1)
+    def push(
+        self, visible: Window, new: Tensor, marks: Tensor | None, lengths: Tensor | None
+    ) -> Window:
+        """The window after a segment.  visible: [sinks; short-term memory].  new: B x T x e.
+        marks: what is added to those of the last columns of `visible`, and the new ones' own,
+        B x shown+T x m; None if there are none."""
+        old = visible.marks
+        if marks is None:
+            marks = old.new_zeros(len(new), new.size(1), old.size(2))
+        else:
+            shown = marks.size(1) - new.size(1)
+            old = torch.cat([old[:, : old.size(1) - shown],
+                             old[:, old.size(1) - shown :] + marks[:, :shown]], dim=1)  # fmt: skip
+            old[:, : self.sinks] = 0  # they stay, and are looked at for ever
+            marks = marks[:, shown:]
+        return Window(
+            self._push(visible.vectors, new, lengths), self._push(old, marks, lengths)
+        )
 
-    def push_looked(self, kept: Tensor, new: Tensor, shown: int, lengths: Tensor | None) -> Tensor:
-        """How much each vector of `recent` was looked at, after a segment.  kept: B x K+S x 2, of
-        [sinks; short-term memory] before it.  new: B x `shown`+T x 2, to add.  -> B x W x 2"""
-        border = kept.size(1) - shown
-        kept = torch.cat([kept[:, :border], kept[:, border:] + new[:, :shown]], dim=1)
-        kept[:, : self.sinks] = 0  # they have no need of it, and are looked at for ever
-        return self.push(kept, new[:, shown:], lengths)
+    def _push(self, visible: Tensor, new: Tensor, lengths: Tensor | None) -> Tensor:
+        sinks, short_term = visible.split([self.sinks, self.length], dim=1)
+        pushed = push(short_term, new, lengths)
+        return torch.cat([sinks, pushed], dim=1) if self.sinks else pushed
 
-    def widen(self, recent: Tensor, segment: int) -> Tensor:
+    def widen(self, window: Window, segment: int) -> Window:
         """The same with room for a segment of that many."""
-        room = self.size + segment - recent.size(1)
-        sinks, rest = recent.split([self.sinks, recent.size(1) - self.sinks], dim=1)
-        return torch.cat([sinks, F.pad(rest, (0, 0, room, 0))], dim=1)
+
+        def wide(x: Tensor) -> Tensor:
+            room = self.size + segment - x.size(1)
+            sinks, rest = x.split([self.sinks, x.size(1) - self.sinks], dim=1)
+            return torch.cat([sinks, F.pad(rest, (0, 0, room, 0))], dim=1)
+
+        return window.map(wide)
 
     def line_up(self, recent: Tensor, lengths: Tensor, longest: int) -> Tensor:
         """[sinks; short-term memory; segment] with the segment at the same column in every row: its

@@ -1,4 +1,4 @@
-"""How a past of any length is written into a signal of N coefficients."""
+"""The store of a continuous memory: a past of any length, written as a signal of N coefficients."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_inf.errors import SettingError
+
 from .basis import GaussianBasis
-from .contract import LongTermMemory, Move, Plan, side_by_side, take_part
-from .errors import SettingError
+from .contract import Move, Plan, take_part
 from .sampling import histogram_quantiles, uniform
-from .schedule import Schedule, make_schedule, write_operators
+from .schedule import Constant, Schedule, write_operators
 from .state import Ranges, State
 
-# B rows, T tokens, N basis functions, M samples of the past, H heads, d head width, e = H d
+# B rows, T tokens, N basis functions, M samples of the past, D bins of a histogram, e width
 
 
 @dataclass
@@ -80,7 +81,9 @@ def plan_write(
         picked = [torch.tensor(rows, device=tokens.device) for rows in groups.values()]
         each, inverse = [*picked], torch.cat(picked).argsort()
     listed = [WriteGroup(rows, *how) for rows, how in zip(each, groups, strict=True)]
-    return WritePlan(filled=held_after > 0, groups=listed, inverse=inverse, tokens=held_after)
+    return WritePlan(
+        counts=counts, filled=held_after > 0, groups=listed, inverse=inverse, tokens=held_after
+    )
 
 
 @lru_cache(maxsize=256)
@@ -131,42 +134,36 @@ def _exact(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-class SignalMemory(LongTermMemory):
-    """A signal X(t) = B^T psi(t) on [0, 1]; how it is read is for a subclass to say.
+class Signal(nn.Module):
+    """A signal X(t) = B^T psi(t) on [0, 1]; how it forgets is the schedule's, how it is read a
+    reader's.
 
     The vectors and the carried coefficients are constants for the gradient; the gate, where there
-    is one, is not.
-    Sticky samples of the past are taken where the last segment has looked: at random in training
-    mode, drawn from `seed` and the `key` of the row, at the quantiles in evaluation mode.
+    is one, is not: new vectors are sigmoid(conv(X)) * X then, as in the paper.
+    A sticky one samples the past where the last segment has looked: at random in training mode,
+    drawn from `seed` and the `key` of the row, at the quantiles in evaluation mode.
     """
 
-    gated = True  # new vectors are sigmoid(conv(X)) * X, as in the paper
     gate: nn.Conv1d | None
-    output: Any
 
     def __init__(
         self,
         dim: int,
-        num_heads: int,
-        num_basis: int,
-        widths: Sequence[float] = (0.01, 0.05),
-        schedule: str = "constant",
-        tau: float | None = None,
-        oldest: int = 1_000_000,
+        basis: GaussianBasis,
+        schedule: Schedule | None = None,
         samples: int | None = None,
         ridge: float = 0.5,
         sticky: bool = False,
-        bins: int = 128,
         threshold: int = 0,
+        gated: bool = True,
+        bins: int = 128,
         seed: int = 0,
     ) -> None:
-        """tau: what the past is contracted to, 0.5 unless given; of a uniform schedule the most
-        that it is contracted to, 1 unless given.  oldest: of a logarithmic one, the age that is
-        lost.  samples: M, N unless given, or 2N where the schedule is not constant."""
+        """schedule: the paper's unless given.  samples: M, as the schedule wants them unless given.
+        threshold: forget everything after so many vectors, 0 for never.
+        bins: of the histogram of where a segment has looked, D."""
         super().__init__()
         for name, value, holds, wanted in (
-            ("tau", tau, tau is None or 0 < tau < 1, "strictly between 0 and 1"),
-            ("oldest", oldest, oldest >= 1, "positive"),
             ("ridge", ridge, 0 < ridge < math.inf, "positive"),
             ("bins", bins, bins >= 1, "positive"),
             ("samples", samples, samples is None or samples >= 1, "positive"),
@@ -174,35 +171,15 @@ class SignalMemory(LongTermMemory):
         ):
             if not holds:
                 raise SettingError(f"{{{name}}} must be {wanted}, got {value}")
-        if dim % num_heads:
-            raise SettingError(f"{dim} dimensions cannot be split evenly between {num_heads} heads")
-        self.dim, self.num_heads, self.num_basis = dim, num_heads, num_basis
-        self.basis = GaussianBasis(num_basis, widths)
-        self.schedule = make_schedule(schedule, tau, oldest)
-        self.samples = samples or (num_basis if schedule == "constant" else 2 * num_basis)
-        self.ridge = ridge
-        self.sticky, self.bins, self.threshold, self.seed = sticky, bins, threshold, seed
-        self.observes = sticky
-
-        self.make_maps()
-
-    def make_maps(self) -> None:
-        """The gate of what is written, and the maps of what is read."""
-        dim = self.dim
-        del self.output  # optimizers number the parameters: it stands behind `value`
-        self.gate = nn.Conv1d(dim, dim, kernel_size=3, padding=1) if self.gated else None
-        self.key = nn.Linear(dim, dim, bias=False)
-        self.value = nn.Linear(dim, dim, bias=False)
-        self.output = nn.Linear(dim, dim, bias=False)  # no bias: an empty memory adds nothing
-        for linear in (self.key, self.value, self.output):
-            nn.init.xavier_uniform_(linear.weight)
-
-    def start_silent(self, layer: int, layers: int) -> None:
-        nn.init.zeros_(self.output.weight)
+        self.dim, self.basis, self.num_basis = dim, basis, basis.num_basis
+        self.schedule = Constant() if schedule is None else schedule
+        self.samples = samples or self.schedule.samples(self.num_basis)
+        self.ridge, self.sticky, self.threshold = ridge, sticky, threshold
+        self.bins, self.seed = bins, seed
+        self.gate = nn.Conv1d(dim, dim, kernel_size=3, padding=1) if gated else None
 
     def initial_state(self, rows: int, device: Any = None, dtype: Any = None) -> ContinuousState:
-        own = next(self.parameters(), torch.empty(0)).dtype
-        exact = _exact(dtype or own)
+        exact = _exact(dtype or torch.float)
 
         def zeros(*shape: int, dtype: torch.dtype = exact) -> Tensor:
             return torch.zeros(rows, *shape, dtype=dtype, device=device)
@@ -220,37 +197,32 @@ class SignalMemory(LongTermMemory):
     def plan(self, counts: Sequence[int], state: ContinuousState) -> WritePlan:
         return plan_write(counts, state.tokens, self.schedule, self.threshold)
 
-    def forward(
-        self,
-        query: Tensor,
-        vectors: Tensor,
-        state: ContinuousState,
-        plan: WritePlan | None = None,
-        mask: Tensor | None = None,
-        key: Tensor | None = None,
-    ) -> tuple[Tensor, Any, ContinuousState]:
-        """Write, then read, for a decoder of one's own.
-
-        query: B x H x T x d.  vectors: B x W x e, of which a row takes the last as its plan says
-        (all without a plan).  mask: B x T, true for real tokens.  key: B, for sticky sampling.
-        -> B x T x e, the density of B x H x T, ContinuousState"""
-        if plan is None:
-            plan = self.plan([vectors.size(1)] * vectors.size(0), state)
-        state, _ = self.write(vectors, state, plan, key=key)
-        found, density = self.read(query, None, self.contents(state, None, query.dtype))
-        return self.output(side_by_side(found)), density, self.observe(state, density, mask)
-
     def write(
-        self,
-        vectors: Tensor,
-        state: ContinuousState,
-        plan: WritePlan,
-        attention: Any = None,
-        key: Tensor | None = None,
-    ) -> tuple[ContinuousState, None]:
+        self, vectors: Tensor, state: ContinuousState, plan: WritePlan, key: Tensor | None = None
+    ) -> ContinuousState:
         with torch.autocast(vectors.device.type, enabled=False):
             coefficients, longest = self._write(vectors.detach(), state.detach(), plan, key)
-        return ContinuousState(coefficients, longest, state.histogram, plan.tokens), None
+        return ContinuousState(coefficients, longest, state.histogram, plan.tokens)
+
+    def at(self, state: ContinuousState, places: Tensor, psi: Tensor | None = None) -> Tensor:
+        """X(t), in float32 at least; zeros where nothing has come to yet.  places: t, K of all
+        rows.  psi: of them, if it is known.  -> B x K x e"""
+        with torch.autocast(state.coefficients.device.type, enabled=False):
+            if psi is None:
+                psi = self.basis.evaluate(places)
+            x = psi.to(state.coefficients) @ state.coefficients
+            if self.sticky:  # what was looked at is drawn out to the whole line
+                return x
+            reached = self.schedule.reached(places, state.tokens)
+            return x if reached is None else x * reached[..., None]
+
+    @torch.no_grad()
+    def observe(self, state: ContinuousState, mass: Tensor) -> ContinuousState:
+        """mass: of a segment's densities in each bin, over heads and real tokens: B x D"""
+        mass = mass.clamp(min=0)
+        size = mass.sum(dim=-1, keepdim=True)
+        histogram = torch.where(size > 0, mass / size.clamp(min=1e-30), state.histogram)
+        return replace(state, histogram=histogram)
 
     def _write(
         self, vectors: Tensor, state: ContinuousState, plan: WritePlan, key: Tensor | None
@@ -262,11 +234,12 @@ class SignalMemory(LongTermMemory):
             return state.coefficients + take_part(self.gate), state.longest
         parts = []
         for group in plan.groups:
-            rows, part, x, own = group.rows, state, vectors, key
+            rows, part, x, keys = group.rows, state, vectors, key
             if rows is not None:
-                part, x, own = state.rows(rows), vectors[rows], None if key is None else key[rows]
+                part, x = state.rows(rows), vectors[rows]
+                keys = None if key is None else key[rows]
             if group.count:
-                parts.append(self._update(x[:, x.size(1) - group.count :], part, group, own))
+                parts.append(self._update(x[:, x.size(1) - group.count :], part, group, keys))
             else:
                 parts.append((part.coefficients, part.longest))
         if plan.inverse is None:
@@ -332,27 +305,27 @@ class SignalMemory(LongTermMemory):
         what stood between two samples to between the places that these get."""
         ends = torch.tensor([0.0, 1.0], dtype=torch.float64)
         still = Move(ends[:0], ends, ends)
-        found = [still] * len(plan.tokens)
+        moves = [still] * len(plan.tokens)
         for group in plan.groups:
             if not group.count:
                 continue
-            rows = range(len(found)) if group.rows is None else group.rows.tolist()
+            rows = range(len(moves)) if group.rows is None else group.rows.tolist()
             places = self.schedule.places(group.step, group.count, self.samples)
             if group.first:
                 begin = self.schedule.begin(group.count)
-                own = Move(places.new, ends, ends, forgets=True, begin=begin)
+                move = Move(places.new, ends, ends, forgets=True, begin=begin)
                 sampled = None
             else:
-                own = self._straight(group, places.new)
+                move = self._straight(group, places.new)
                 sampled = self._sample(state.histogram, group.step, key) if self.sticky else None
             for row in rows:
-                found[row] = own
+                moves[row] = move
                 if sampled is not None:
                     at = sampled[row].double().cpu().clamp(0, 1)
                     knots = torch.cat([ends[:1], at, ends[1:]])
-                    landed = torch.cat([own(ends[:1]), places.moved, own(ends[1:])])
-                    found[row] = Move(places.new, knots, landed)
-        return found
+                    landed = torch.cat([move(ends[:1]), places.moved, move(ends[1:])])
+                    moves[row] = Move(places.new, knots, landed)
+        return moves
 
     def _straight(self, group: WriteGroup, new: Tensor) -> Move:
         """The schedule's own map."""
@@ -366,23 +339,3 @@ class SignalMemory(LongTermMemory):
 
     def stored(self, vectors: Tensor) -> Tensor:
         return self._gated(vectors)
-
-    def at(self, state: ContinuousState, places: Tensor) -> Tensor:
-        return self.basis.evaluate(places.to(state.coefficients)) @ state.coefficients
-
-    def read(self, query: Tensor, own: Tensor | None, contents: Any) -> tuple[Tensor, Any]:
-        """D, whatever the host's attention finds."""
-        raise NotImplementedError
-
-    def looked(self, seen: Any, mask: Tensor | None) -> Tensor:
-        """Mass of the segment's densities in each bin, over heads and real tokens.  -> B x D"""
-        raise NotImplementedError
-
-    @torch.no_grad()
-    def observe(self, state: ContinuousState, seen: Any, mask: Tensor | None) -> ContinuousState:
-        if not self.sticky:
-            return state
-        counts = self.looked(seen, mask).clamp(min=0)
-        size = counts.sum(dim=-1, keepdim=True)
-        histogram = torch.where(size > 0, counts / size.clamp(min=1e-30), state.histogram)
-        return replace(state, histogram=histogram)

@@ -5,60 +5,44 @@ says how layers are built, how tokens are embedded, what the head is and where i
 positions come from.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
+from fairseq.dataclass import FairseqDataclass
 from fairseq.models import FairseqDecoder
+from omegaconf import II
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_inf.memory import (
-    Correction,
-    Goals,
-    Leaving,
-    LongTermMemory,
-    ShortTermMemory,
-    State,
-    mix,
-)
-from fairseq_inf.memory.contract import check_empty, check_same
-from fairseq_inf.memory.state import Ranges
-from fairseq_inf.modules import DecoderLayer, LayerPlan, Roles, Segment, Watched
+from fairseq_inf.memory import LongTermMemory, ShortTermMemory, Window, mix
+from fairseq_inf.memory.state import Ranges, State
+from fairseq_inf.modules import DecoderLayer, LayerPlan, LayerState, Roles, Segment
 
-from .flags import flag
+from .settings import flag, setting
 
 # B rows (streams), T tokens of the segment, S short-term length, e width
 
 
 @dataclass
 class DecoderState(State):
-    # a layer: B x W x e, its sinks, what has just left its short-term memory, and that
-    recent: tuple[Tensor, ...]
-    memories: tuple[State, ...]  # a layer with a long-term memory: its state
-    filled: Tensor  # B: how many vectors of `recent` are real
+    layers: tuple[LayerState, ...]
+    filled: Tensor  # B: how many vectors of the windows are real
     position: Tensor  # B: tokens of the stream read so far
     key: Tensor  # B: hash of those tokens, the seed of sticky sampling
     role: tuple[Tensor, ...] = ()  # B: what the last of them is part of, if that is embedded
-    # a layer, if memories get what was looked at most: B x W x 2, how much each vector of `recent`
-    # was, and how often it could be
-    looked: tuple[Tensor, ...] = ()
 
     def ranges(self) -> Ranges:
-        yield "filled", self.position.clamp(max=1), self.recent[0].size(1)
+        yield "filled", self.position.clamp(max=1), self.layers[0].window.vectors.size(1)
         yield "position", self.filled, torch.iinfo(torch.long).max
         if self.role:
             yield "role.0", 0, torch.iinfo(torch.long).max
-        for layer in range(len(self.looked)):
-            yield f"looked.{layer}", 0, torch.inf
         # whole numbers in a memory count what it has been given
         for name, x in self.tensors().items():
-            if name.startswith("memories.") and not x.is_floating_point():
+            if ".memory." in name and not x.is_floating_point():
                 yield name, 0, self.position[(..., *[None] * (x.dim() - 1))]
 
 
@@ -68,6 +52,43 @@ def _causal(queries: int, past: int, dtype: torch.dtype, device: torch.device) -
     """0 for the keys that query i may see, up to past + i, and -inf for the others."""
     hidden = torch.full((queries, past + queries), -torch.inf, dtype=dtype, device=device)
     return hidden.triu(past + 1)
+
+
+@dataclass
+class DecoderConfig(FairseqDataclass):
+    """What every decoder reads; a host adds its own."""
+
+    decoder_layers: int = setting(4, "number of layers", least=1)
+    decoder_embed_dim: int = setting(256, "width of the model, e", least=2)
+    decoder_ffn_embed_dim: int = setting(1024, "inner width of the feed-forward nets", least=1)
+    decoder_attention_heads: int = setting(4, "attention heads, H", least=1)
+    dropout: float = setting(
+        0.1, "dropout of embeddings and of each block's output", least=0, below=1, kept=False
+    )
+    attention_dropout: float = setting(
+        0.0, "dropout of the attention weights", least=0, below=1, kept=False
+    )
+    role_words: Optional[str] = setting(
+        None, "words that begin a part of a text, as <speaker1>,<speaker2>: an embedding of each "
+        "is added to all tokens of its part",
+    )  # fmt: skip
+    checkpoint_activations: bool = setting(
+        False, "recompute layers in the backward pass: less memory, more time", kept=False
+    )
+    seed: int = II("common.seed")
+
+
+@dataclass
+class WindowConfig(DecoderConfig):
+    """What hosts read whose attention sees earlier segments."""
+
+    stm_length: int = setting(
+        256, "short-term memory: vectors that self-attention sees beside the segment, S", least=0
+    )
+    sink_tokens: int = setting(
+        0, "first tokens of a stream that self-attention sees for ever, and that no long-term "
+        "memory gets: a pretrained model leans on them", least=0,
+    )  # fmt: skip
 
 
 def build_roles(cfg: Any, dictionary: Any) -> Roles | None:
@@ -83,11 +104,12 @@ def build_roles(cfg: Any, dictionary: Any) -> Roles | None:
 class MemoryDecoder(FairseqDecoder):
     """What a host says: everything up to `check_tokens`."""
 
-    Config: type  # dataclass of the flags that this host alone has
-    memory_fields: tuple[str, ...] = ()  # those that the numbers in a memory depend on
-    # suffix -> settings: the sizes of this host that have an architecture of their own
+    name: str  # what its models are called by: <memory>_<name>
+    title: str  # in messages
+    Config: type[FairseqDataclass]  # the settings that it reads
+    # suffix -> settings: sizes that have an architecture of their own
     architectures: dict[str, dict[str, Any]] = {}
-    pretrained = False  # memories start silent
+    pretrained = False  # its weights come from elsewhere: memories start silent
 
     layers: Any  # of DecoderLayer
     embed_tokens: Any
@@ -96,8 +118,15 @@ class MemoryDecoder(FairseqDecoder):
     output_projection: Any
 
     @classmethod
-    def refuse(cls, cfg: Any) -> None:
-        """Raise an error if the configuration has something that this host cannot be."""
+    def check(cls, cfg: Any) -> None:
+        """Raise an error if the configuration is one that this host cannot be."""
+
+    @classmethod
+    def build_embedding(cls, cfg: Any, dictionary: Any) -> nn.Module:
+        embedding = nn.Embedding(len(dictionary), cfg.decoder_embed_dim, dictionary.pad())
+        nn.init.normal_(embedding.weight, std=cfg.decoder_embed_dim**-0.5)
+        nn.init.zeros_(embedding.weight[dictionary.pad()])
+        return embedding
 
     def build_layer(self, cfg: Any, memory: LongTermMemory | None) -> DecoderLayer:
         raise NotImplementedError
@@ -110,13 +139,15 @@ class MemoryDecoder(FairseqDecoder):
         """-> logits, or the features that an adaptive softmax takes"""
         raise NotImplementedError
 
-    def positions(self, slots: int, shown: int, queries: int, hidden: Tensor) -> Any:
+    def positions(
+        self, slots: int, spacing: float, shown: int, queries: int, hidden: Tensor
+    ) -> Any:
         """For `attend`: positions of the keys [slots; the last `shown` vectors of sinks and
-        short-term memory; `queries` tokens].  hidden: added to the scores, broadcastable to
-        B x H x T x P."""
+        short-term memory; `queries` tokens].  spacing: from one slot to the next.  hidden: added to
+        the scores, broadcastable to B x H x T x P."""
         raise NotImplementedError
 
-    def cache_positions(self, slots: int, length: int) -> Any:
+    def cache_positions(self, slots: int, spacing: float, length: int) -> Any:
         """For `placed` and `table`: those of [slots; sinks; short-term memory; `length` tokens]."""
         return None
 
@@ -144,26 +175,22 @@ class MemoryDecoder(FairseqDecoder):
         self.embed_tokens = embed_tokens
         self.adaptive_softmax = self.output_projection = None
         self.dim = cfg.decoder_embed_dim
-        self.short_term = ShortTermMemory(cfg.stm_length, cfg.sink_tokens)
-        self.ltm_pick = cfg.ltm_pick
-        self.ltm_enabled, self.ltm_start = cfg.ltm_enabled is not False, str(cfg.ltm_start)
-        self.watched = False  # set by an inspection: what is found goes into `extra["layers"]`
+        self.short_term = ShortTermMemory(
+            getattr(cfg, "stm_length", 0), getattr(cfg, "sink_tokens", 0)
+        )
+        self.ltm_enabled = getattr(cfg, "ltm_enabled", None) is not False
         self.checkpoint_activations = cfg.checkpoint_activations
         self.dropout = nn.Dropout(cfg.dropout)
         self.roles = build_roles(cfg, dictionary)
 
-        def own_draws(number: int) -> LongTermMemory | None:
+        def draw_memory(number: int) -> LongTermMemory | None:
             """With a seed the host has the same first weights, whatever its memory."""
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(torch.initial_seed() + 1 + number)
-                memory = build_memory(number)
-                if cfg.ltm_rank and memory is not None:
-                    self._need_slots(memory, f"--ltm-rank {cfg.ltm_rank}")
-                    memory.correction = Correction(self.dim, cfg.ltm_rank)
-                return memory
+                return build_memory(number)
 
         self.layers = nn.ModuleList(
-            self.build_layer(cfg, own_draws(number)) for number in range(cfg.decoder_layers)
+            self.build_layer(cfg, draw_memory(number)) for number in range(cfg.decoder_layers)
         )
 
     @property
@@ -171,22 +198,10 @@ class MemoryDecoder(FairseqDecoder):
         return self.short_term.length
 
     def start_silent(self) -> None:
-        """What the memories add is zero at first, unless the host is to read their slots."""
+        """What the memories add is zero at first, but for slots that the host reads by itself."""
         for number, layer in enumerate(self.layers):
-            if layer.memory is None:
-                continue
-            if self.ltm_start != "host":
+            if layer.memory is not None:
                 layer.memory.start_silent(number, len(self.layers))
-            else:
-                self._need_slots(layer.memory, "--ltm-start host")
-
-    @staticmethod
-    def _need_slots(memory: LongTermMemory, asked: str) -> None:
-        if not memory.has_slots:
-            raise ValueError(
-                f"{asked} needs a memory with slots, which the host's own attention reads: "
-                "infinite_former_lm with --ltm-density host, or compressive_transformer_lm"
-            )
 
     def initial_state(self, rows: int) -> DecoderState:
         like = self.layers[0].inner.weight
@@ -194,30 +209,25 @@ class MemoryDecoder(FairseqDecoder):
         def count() -> Tensor:
             return torch.zeros(rows, dtype=torch.long, device=like.device)
 
-        memories = tuple(
-            layer.memory.initial_state(rows, like.device, like.dtype)
-            for layer in self.layers
-            if layer.memory is not None
-        )
-        for memory in memories:
-            check_empty(memory, rows)
+        def layer_state(layer: DecoderLayer) -> LayerState:
+            vectors = like.new_zeros(rows, self.short_term.size, self.dim)
+            marks = torch.zeros(*vectors.shape[:2], layer.num_marks, device=like.device)
+            stored: Any = ()
+            if layer.memory is not None:
+                stored = layer.memory.initial_state(rows, like.device, like.dtype)
+            return LayerState(Window(vectors, marks), stored)
+
         return DecoderState(
-            recent=tuple(like.new_zeros(rows, self.short_term.size, self.dim) for _ in self.layers),
-            memories=memories,
+            layers=tuple(layer_state(layer) for layer in self.layers),
             filled=count(),
             position=count(),
             key=count(),
             role=() if self.roles is None else (count(),),
-            looked=tuple(
-                torch.zeros(rows, self.short_term.size, 2, device=like.device)
-                for _ in (self.layers if self.ltm_pick > 1 else ())
-            ),
         )
 
     def memory_states(self, state: DecoderState) -> list[State | None]:
         """The state of each layer's memory, None where there is none."""
-        states = iter(state.memories)
-        return [None if layer.memory is None else next(states) for layer in self.layers]
+        return [own.memory or None for own in state.layers]
 
     @staticmethod
     def plan_key(memory: LongTermMemory | None) -> Any:
@@ -230,54 +240,56 @@ class MemoryDecoder(FairseqDecoder):
         state: DecoderState,
         lengths: Tensor | None = None,
         project: bool = True,
-        goals: Goals | None = None,
         head: bool = True,
     ) -> tuple[Tensor | None, DecoderState, dict[str, Any]]:
-        """tokens: B x T, padded on the right to the lengths (B) if there are any.  goals: what is
-        to be learned beside the likelihood.  head: False for what the head takes, B x T x e.
+        """tokens: B x T, padded on the right to the lengths (B) if there are any.  head: False for
+        what the head takes, B x T x e.
         -> logits (features with an adaptive softmax, None unless `project`): B x T x V, state,
-        extra: of each layer what its memory has seen, learned and logged, and the losses and logs
-        of all by name"""
+        extra: "layers", of each its Encounter with its memory, or None"""
         self.check_length(tokens.size(1))
         self.check_tokens(tokens)
-        segment, plans = self._plan(tokens, state, lengths, goals)
-        x = self.embed(tokens, torch.arange(tokens.size(1), device=tokens.device))
-        roles = None
-        if self.roles is not None:
-            roles = self.roles.of(tokens, *state.role)
-            x = x + self.roles(roles)
-        recents, looks, memories = [], [], []
-        extra: dict[str, Any] = {"layers": [], "losses": {}, "logs": {}}
-        each_looked = state.looked or (None,) * len(self.layers)
-        for number, (layer, recent, looked, kept, plan) in enumerate(
-            zip(
-                self.layers, state.recent, each_looked, self.memory_states(state), plans,
-                strict=True,
-            )
-        ):  # fmt: skip
-            output = project or number + 1 < len(self.layers)
-            args = (x, recent, looked, kept if self.ltm_enabled else None, segment, plan, output)
-            if self.checkpoint_activations and self.training:
-                x, recent, looked, used, own = checkpoint(layer, *args, use_reentrant=False)
-            else:
-                x, recent, looked, used, own = layer(*args)
-            recents.append(recent)
-            if looked is not None:
-                looks.append(looked)
-            if kept is not None:
-                if used is not None:
-                    check_same(kept, used)
-                memories.append(kept if used is None else used)
-            extra["layers"].append(own)
-            for name, loss in own.losses.items():
-                extra["losses"][name] = extra["losses"].get(name, 0) + loss
-            for name, (total, of) in own.logs.items():
-                before = extra["logs"].get(name, (0, 0))
-                extra["logs"][name] = (before[0] + total, before[1] + of)
-        out = x if project else None
+        segment, plans = self.plan(tokens, state, lengths)
+        roles = None if self.roles is None else self.roles.of(tokens, *state.role)
+        x: Any = self.embedded(tokens, torch.arange(tokens.size(1), device=tokens.device), roles)
+        layers, met = [], []
+        for number, (layer, old, plan) in enumerate(
+            zip(self.layers, state.layers, plans, strict=True)
+        ):
+            speak = project or number + 1 < len(self.layers)
+            x, after, encounter = self._through(layer, x, old, segment, plan, speak)
+            layers.append(after)
+            met.append(encounter)
         if project and head:
-            out = self.head(x)
+            x = self.head(x)
+        return x, self._after(tokens, state, segment, tuple(layers), roles), {"layers": met}
 
+    def step(self, tokens: Tensor, place: Tensor, roles: Tensor | None, each: Any) -> Tensor:
+        """One token a row, B, in the middle of a segment.  place, roles: of each, B.  each: what
+        each layer's `step` needs.  -> B x 1 x V"""
+        roles = None if roles is None else roles[:, None]
+        x = self.embedded(tokens[:, None], place[:, None], roles)
+        for layer, needs in zip(self.layers, each, strict=True):
+            x = layer.step(x, *needs, self.ltm_enabled)
+        return self.head(x)
+
+    def embedded(self, tokens: Tensor, place: Tensor, roles: Tensor | None) -> Tensor:
+        x = self.embed(tokens, place)
+        return x if roles is None or self.roles is None else x + self.roles(roles)
+
+    def _through(self, layer: DecoderLayer, *args: Any) -> Any:
+        if self.checkpoint_activations and self.training:
+            return checkpoint(layer, *args, use_reentrant=False)
+        return layer(*args)
+
+    def _after(
+        self,
+        tokens: Tensor,
+        state: DecoderState,
+        segment: Segment,
+        layers: tuple[LayerState, ...],
+        roles: Tensor | None,
+    ) -> DecoderState:
+        """The state after a segment."""
         read = segment.lengths
         if read is None:
             read = torch.full_like(state.filled, tokens.size(1))
@@ -289,19 +301,16 @@ class MemoryDecoder(FairseqDecoder):
         if roles is not None:
             last = roles.gather(1, (read - 1).clamp(min=0)[:, None]).squeeze(1)
             role = (torch.where(read > 0, last, state.role[0]),)
-        state = DecoderState(
-            recent=tuple(recents),
-            memories=tuple(memories),
+        return DecoderState(
+            layers=layers,
             filled=self.short_term.after(state.filled, read),
             position=state.position + read,
             key=key,
             role=role,
-            looked=tuple(looks),
         )
-        return out, state, extra
 
-    def _plan(
-        self, tokens: Tensor, state: DecoderState, lengths: Tensor | None, goals: Goals | None
+    def plan(
+        self, tokens: Tensor, state: DecoderState, lengths: Tensor | None
     ) -> tuple[Segment, list[LayerPlan]]:
         """All that the CPU must know of a segment, before anything is computed."""
         t, mask = tokens.size(1), None
@@ -314,41 +323,36 @@ class MemoryDecoder(FairseqDecoder):
         filled, position = state.filled.tolist(), state.position.tolist()
         left, visible = short_term.left(filled, position), short_term.visible(filled, position)
         if short_term.joins(filled, position):
-            waiting = state.recent[0].size(1) - short_term.size
+            waiting = state.layers[0].window.vectors.size(1) - short_term.size
             joining = short_term.joining(state.filled, state.position, waiting)
-        leaving = None
-        if self.ltm_pick > 1:
-            picks = [-(-count // self.ltm_pick) for count in left]
-            among, chosen = (torch.tensor(x, device=tokens.device) for x in (left, picks))
-            leaving, left = Leaving(among, chosen, max(picks)), picks
-        watched = Watched(left, self._leaving(state)) if self.watched else None
         shown = short_term.shown(visible)
-        segment = Segment(
-            short_term, joining, shown, lengths, mask, state.key, goals, leaving, watched
-        )
-        found: dict[Any, LayerPlan] = {}
-        plans: list[LayerPlan] = []
-        positions: dict[tuple[int, ...], Any] = {}
-        for layer, own in zip(self.layers, self.memory_states(state), strict=True):
-            memory = None if own is None or not self.ltm_enabled else layer.memory
-            key = self.plan_key(memory)
-            if key not in found:
-                write = None if memory is None else memory.plan(left, own)
-                held = () if write is None or not write.slots else tuple(write.held)
-                if held not in positions:
-                    positions[held] = self._positions(tokens, state, visible, held)
-                found[key] = LayerPlan(write, positions[held])
-            plans.append(found[key])
-        return segment, plans
+        real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+        segment = Segment(short_term, joining, shown, lengths, mask, real, state.key)
+        plans: dict[Any, LayerPlan] = {}
+        positions: dict[Any, Any] = {}
 
-    def _leaving(self, state: DecoderState) -> Tensor:
-        """Which vectors of their streams stand before the short-term memory.  -> B x W"""
-        width = state.recent[0].size(1) - self.short_term.size
-        place = torch.arange(-width, 0, device=state.position.device)
-        return (state.position - self.short_term.length)[:, None] + place
+        def layer_plan(layer: DecoderLayer, stored: State | None) -> LayerPlan:
+            memory = layer.memory if self.ltm_enabled else None
+            key = self.plan_key(memory)
+            if key not in plans:
+                write = None if memory is None else memory.plan(left, stored)
+                held = () if write is None or not write.slots else tuple(write.held)
+                seen = (held, memory.spacing if memory is not None and held else 0.0)
+                if seen not in positions:
+                    positions[seen] = self._positions(tokens, state, visible, *seen)
+                plans[key] = LayerPlan(write, positions[seen])
+            return plans[key]
+
+        each = zip(self.layers, self.memory_states(state), strict=True)
+        return segment, [layer_plan(*layer_and_state) for layer_and_state in each]
 
     def _positions(
-        self, tokens: Tensor, state: DecoderState, visible: list[int], held: tuple[int, ...]
+        self,
+        tokens: Tensor,
+        state: DecoderState,
+        visible: list[int],
+        held: tuple[int, ...],
+        spacing: float,
     ) -> Any:
         """held: how many slots each row has, if there are any."""
         t, slots = tokens.size(1), max(held, default=0)
@@ -363,7 +367,7 @@ class MemoryDecoder(FairseqDecoder):
                 absent.insert(0, place < slots - held_by_row[:, None])
             every = F.pad(torch.cat(absent, dim=1), (0, t))  # B x P
             hidden = hidden.masked_fill(every[:, None, None], -torch.inf)
-        return self.positions(slots, shown, t, self.with_slot_bias(hidden, slots))
+        return self.positions(slots, spacing, shown, t, self.with_slot_bias(hidden, slots))
 
     def with_slot_bias(self, hidden: Tensor, slots: int) -> Tensor:
         """hidden: ... x T x P, the slots first."""

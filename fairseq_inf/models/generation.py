@@ -43,17 +43,18 @@ class Cache(State):
 
     reading: Reading
     layers: tuple[LayerCache, ...]
-    hidden: tuple[Tensor, ...]  # a kind of slots: B x 1 or H x C+K+S, -inf where there is no key
+    hidden: tuple[Tensor, ...]  # of each kind: B x 1 or H x C+K+S, -inf where there is no key
 
 
 def new_reading(decoder: MemoryDecoder, rows: int, length: int) -> Reading:
     """Nothing but eos."""
     decoder.check_length(length)
     memory = decoder.initial_state(rows)
-    widen = decoder.short_term.widen
-    wide = tuple(widen(x, length) for x in memory.recent)
-    looked = tuple(widen(x, length) for x in memory.looked)
-    memory = replace(memory, recent=wide, looked=looked)
+    layers = tuple(
+        replace(layer, window=decoder.short_term.widen(layer.window, length))
+        for layer in memory.layers
+    )
+    memory = replace(memory, layers=layers)
     device = memory.filled.device
     tokens = torch.full((rows, length), decoder.dictionary.pad(), device=device)
     tokens[:, 0] = decoder.dictionary.eos()
@@ -133,13 +134,18 @@ def read(
     return (reading, scores) if score else reading
 
 
-def _kinds(decoder: MemoryDecoder) -> list[tuple[Any, int]]:
-    """Of each layer, how many slots its memory has, and which layers have the same ones."""
-    found = []
-    for layer in decoder.layers:
-        slots = layer.memory.num_slots if layer.memory is not None and decoder.ltm_enabled else 0
-        found.append((decoder.plan_key(layer.memory) if slots else None, slots))
-    return found
+Kind = tuple[Any, int, float]  # of a layer: whose plans it has, its slots, and their spacing
+
+
+def _kinds(decoder: MemoryDecoder) -> list[Kind]:
+    """Layers of the same kind have the same slots at the same positions."""
+
+    def kind(memory: Any) -> Kind:
+        if memory is None or not decoder.ltm_enabled or not memory.num_slots:
+            return None, 0, 0.0
+        return decoder.plan_key(memory), memory.num_slots, memory.spacing
+
+    return [kind(layer.memory) for layer in decoder.layers]
 
 
 @dataclass
@@ -165,18 +171,21 @@ class OpenSegment:
         hidden: dict[Any, Tensor] = {}
         memory, short_term = reading.memory, decoder.short_term
         absent = short_term.absent(memory.filled, memory.position, short_term.size)
-        states = decoder.memory_states(self.after)
-        for layer, recent, state, (kind, slots) in zip(
-            decoder.layers, self.after.recent, states, _kinds(decoder), strict=True
+        for layer, state, kind in zip(
+            decoder.layers, self.after.layers, _kinds(decoder), strict=True
         ):
-            vectors = short_term.line_up(recent, reading.count, longest)
-            state = state if decoder.ltm_enabled else None
-            positions = decoder.cache_positions(slots, width)
-            layers.append(layer.open_cache(vectors, state, positions, width - longest))
+            _, slots, spacing = kind
+            vectors = short_term.line_up(state.window.vectors, reading.count, longest)
+            positions = decoder.cache_positions(slots, spacing, width)
+            stored = state.memory if decoder.ltm_enabled else None
+            layers.append(
+                layer.open_cache(vectors, stored, stored not in (None, ()), positions,
+                                 width - longest)
+            )  # fmt: skip
             if kind not in hidden:
                 missing = absent
                 if slots:
-                    _, held = layer.memory.slots(state)
+                    _, held = layer.memory.slots(stored)
                     place = torch.arange(slots, device=absent.device)
                     missing = torch.cat([place < slots - held[:, None], absent], dim=1)
                 scores = torch.zeros_like(missing, dtype=vectors.dtype)
@@ -235,7 +244,8 @@ class Continuation:
         length, each = self.cache.reading.tokens.size(1), _kinds(decoder)
         kinds = list(dict.fromkeys(each))
         self.kinds = [kinds.index(kind) for kind in each]  # of each layer
-        positions = [decoder.cache_positions(slots, length) for _, slots in kinds]
+        self.slots = [slots for _, slots, _ in kinds]
+        positions = [decoder.cache_positions(slots, gap, length) for _, slots, gap in kinds]
         self.tables = [
             layer.attention.table(positions[kind])
             for layer, kind in zip(decoder.layers, self.kinds, strict=True)
@@ -294,24 +304,24 @@ class Continuation:
         last = reading.tokens.size(1) - 1
         count, counts = reading.count.clamp(max=last), [min(n, last) for n in self.counts]
         places = [
-            self._place(hidden, hides, count, counts)
-            for hidden, hides in zip(self.cache.hidden, self.hides, strict=True)
+            self._place(kind, count, counts) for kind in range(len(self.cache.hidden))
         ]
         row = torch.arange(len(counts), device=tokens.device)
         reading.tokens[row, count] = tokens
-        x = decoder.embed(tokens[:, None], count[:, None])
+        roles = None
         if decoder.roles is not None:
-            roles = decoder.roles.of(reading.tokens, *reading.memory.role)
-            x = x + decoder.roles(roles.gather(1, count[:, None]))
-        for layer, own, kind, table in zip(
-            decoder.layers, self.cache.layers, self.kinds, self.tables, strict=True
-        ):
-            x = layer.step(x, own, places[kind], table, decoder.ltm_enabled)
+            roles = decoder.roles.of(reading.tokens, *reading.memory.role)[row, count]
+        each = (
+            (cache, places[kind], table)
+            for cache, kind, table in zip(self.cache.layers, self.kinds, self.tables, strict=True)
+        )
+        output = decoder.step(tokens, count, roles, each)
         reading.count += 1
         self.counts = [n + 1 for n in self.counts]
-        return decoder.head(x)
+        return output
 
-    def _place(self, hidden: Tensor, hides: bool, count: Tensor, counts: list[int]) -> Place:
+    def _place(self, kind: int, count: Tensor, counts: list[int]) -> Place:
+        hidden, slots = self.cache.hidden[kind], self.slots[kind]
         past, most = hidden.size(2), max(counts)
         last = past + most + 1
         width = past + self.cache.reading.tokens.size(1)
@@ -319,13 +329,13 @@ class Continuation:
             width = last
         if min(counts) == most:
             shown = None
-            if hides or last < width:
-                shown = hidden if hides else hidden[:1]
+            if self.hides[kind] or last < width:
+                shown = hidden if self.hides[kind] else hidden[:1]
                 shown = F.pad(F.pad(shown, (0, most + 1)), (0, width - last), value=-torch.inf)
-            return Place(past, most, width, last - 1, count, shown, None)
+            return Place(slots, past, most, width, last - 1, count, shown, None)
         column = count + past
         place = torch.arange(width, device=hidden.device)
         places = (place[:last] + most - count[:, None]).clamp(max=last - 1)
         late = place > column[:, None]
         shown = F.pad(hidden, (0, width - past)).masked_fill(late[:, None], -torch.inf)
-        return Place(past, most, width, column, count, shown, places)
+        return Place(slots, past, most, width, column, count, shown, places)

@@ -1,7 +1,7 @@
 """Attention, feed-forward net and the layer.  Needs torch only."""
 
 from .attention import Attention, Place
-from .decoder_layer import DecoderLayer, LayerCache, LayerPlan, Segment, Watched
+from .decoder_layer import DecoderLayer, LayerCache, LayerPlan, LayerState, Segment
 from .gpt2_attention import GPT2Attention, slot_bias
 from .relative_attention import RelativeAttention, sinusoids
 from .rms_norm import RMSNorm
@@ -14,13 +14,13 @@ __all__ = [
     "GPT2Attention",
     "LayerCache",
     "LayerPlan",
+    "LayerState",
     "Place",
     "RMSNorm",
     "RelativeAttention",
     "Roles",
     "RotaryAttention",
     "Segment",
-    "Watched",
     "rotations",
     "sinusoids",
     "slot_bias",

@@ -1,9 +1,9 @@
 """What all kinds of self-attention share.
 
 The keys of a segment are [slots of a memory; sinks; short-term memory; segment].  An attention has
-the linear maps `query`, `key_value` and `output`, and two passes over the same keys: `attend`, for
-the queries of a segment, and `attend_token`, for one query a row.  What it needs to know of
-positions comes from its host, which alone makes it and which nothing in between looks into.
+the linear maps `query`, `key_value` and `output`, and two ways over the same keys: `attend` and
+`weights`, for the queries of a segment, and `token_weights`, for one query a row.  What it needs to
+know of positions comes from its host, which alone makes it and which nothing in between looks into.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ from torch import Tensor, nn
 
 from fairseq_inf.memory import as_heads, side_by_side
 
-LOOKS = 8  # one query in so many says what is looked at
-FAR = 64  # tokens away, from which a look says what will be looked at later
-
 # B rows, T queries, P keys, H heads, G of them with keys of their own, d head width, e = H d
 
 
@@ -27,6 +24,7 @@ FAR = 64  # tokens away, from which a look says what will be looked at later
 class Place:
     """Where the next token of each row stands among the keys of a cache."""
 
+    slots: int  # keys that are slots of a memory
     past: int  # keys before the segment
     most: int  # tokens of the longest row before this one
     width: int  # keys to read, those up to the longest row's token, or all that there is room for
@@ -63,40 +61,44 @@ class Attention(nn.Module):
         key, value = projected.view(shape).permute(2, 0, 3, 1, 4)
         return key, value
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, positions: Any, first: int, drop: bool
-    ) -> Tensor:
-        """What the queries of a segment find in the keys from the `first` on, each in those up to
-        its own.  query: B x H x T x d, key, value: B x H x P x d.  drop: with dropout of the
-        weights in training.  -> B x H x T x d"""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, positions: Any) -> Tensor:
+        """What the queries of a segment find in the keys, each in those up to its own; in training
+        with dropout.  query: B x H x T x d, key, value: B x H x P x d.  -> B x H x T x d"""
         raise NotImplementedError
 
-    def weights(self, query: Tensor, key: Tensor, positions: Any, every: int) -> Tensor:
+    def weights(self, query: Tensor, key: Tensor, positions: Any, every: int = 1) -> Tensor:
         """The softmax of `attend`, of one query in `every`.  -> B x H x T' x P"""
         raise NotImplementedError
 
-    @torch.no_grad()
-    def looked(self, query: Tensor, key: Tensor, positions: Any, mask: Tensor | None) -> Tensor:
-        """How much a segment looks at each key: the weights, summed over queries and heads, and how
-        many queries could look; their ratio is what tells keys apart.  One in LOOKS is asked, and
-        stands for all.
+    def token_weights(self, query: Tensor, keys: Tensor, place: Place, table: Any) -> Tensor:
+        """The same for one query a row, B x H x 1 x d, and the keys of a cache, B x G x P x d, each
+        for H / G heads of queries.  -> B x H x 1 x P', the first P' keys"""
+        raise NotImplementedError
 
-        What is near is looked at for being near, which says little of later: from less than FAR
-        tokens away a query hardly counts, and its weight a tenth of that, for keys that no other
-        has seen.  mask: B x T, true for real tokens; None if all are.  -> B x P x 2"""
-        weights = self.weights(query, key, positions, LOOKS).float().sum(dim=1)  # B x T' x P
-        t, p = query.size(2), key.size(2)
-        place = torch.arange(p, device=key.device)
-        away = place[p - t :: LOOKS, None] - place  # T' x P
-        near = away < FAR
-        counts = torch.where(near, 1e-3, 1.0).masked_fill(away < 0, 0).expand_as(weights)
-        if mask is not None:
-            counts = counts * mask[:, ::LOOKS, None]
-        weights = weights * torch.where(near, 0.1 * counts, counts)
-        return LOOKS * torch.stack([weights.sum(dim=1), counts.sum(dim=1)], dim=-1)
+    @staticmethod
+    def mix(weights: Tensor, values: Tensor) -> Tensor:
+        """weights: B x H x T x P', values: B x G x P x d.  -> B x H x T x d"""
+        b, h, t, p = weights.shape
+        g = values.size(1)
+        values = values[:, :, :p].flatten(0, 1)
+        return torch.bmm(weights.reshape(b * g, -1, p), values).view(b, h, t, -1)
+
+    def apart(self, weights: Tensor, values: Tensor, slots: int) -> tuple[Tensor, Tensor]:
+        """A, what is found without the first keys, which are slots, and A' - A, what these change,
+        from one softmax over all: with w of the slots' weights and W their sum, what is left is
+        brought to a sum of 1, and A' - A = w V - W A.  Dropout is no difference that slots make.
+        -> 2 of B x H x T x d"""
+        w, context = weights[..., :slots], weights[..., slots:]
+        context = context / context.sum(dim=-1, keepdim=True).clamp(min=1e-30)
+        old, values = values[:, :, :slots], values[:, :, slots:]
+        plain = self.mix(context, values)
+        change = self.mix(w, old) - w.sum(dim=-1, keepdim=True) * plain
+        if self.training and self.dropout:
+            plain = self.mix(F.dropout(context, self.dropout), values)
+        return plain, change
 
     def placed(self, keys: Tensor, positions: Any) -> Tensor:
-        """The keys of a cache as `attend_token` takes them.  B x G x P x d"""
+        """The keys of a cache as `token_weights` takes them.  B x G x P x d"""
         return keys
 
     def placed_token(self, key: Tensor, place: Place, table: Any) -> Tensor:
@@ -117,15 +119,8 @@ class Attention(nn.Module):
             row = torch.arange(len(x), device=x.device)
             keys[row, :, place.column], values[row, :, place.column] = key, value
 
-    def attend_token(
-        self, query: Tensor, keys: Tensor, values: Tensor, place: Place, table: Any, first: int
-    ) -> Tensor:
-        """The same for one query a row, B x H x 1 x d, and the keys and values of a cache,
-        B x G x P x d, each for H / G heads of queries."""
-        raise NotImplementedError
-
     def by_content(self, query: Tensor, vectors: Tensor, visible: Tensor) -> Tensor:
-        """What queries (B x H x T x d) find in vectors (B x P x e) where `visible` (B x P) is
+        """What queries (B x H x T x d) attend to in vectors (B x P x e) where `visible` (B x P) is
         true, regardless of positions.  A constant for the gradient but for the vectors.
         -> B x T x e, heads side by side"""
         b, h, t, _ = query.shape

@@ -1,9 +1,11 @@
-"""One layer of the decoder: self-attention with a memory as a part, then the feed-forward net."""
+"""One layer of the decoder: what leaves the window is written, the queries look at the window and at
+the memory, what they find is spoken into the residual stream; then the feed-forward net."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,76 +14,24 @@ from torch import Tensor, nn
 
 from fairseq_inf.memory import (
     Encounter,
-    Goals,
-    Leaving,
     LongTermMemory,
-    Move,
     ShortTermMemory,
     State,
-    Weights,
-    pick,
-    rate,
+    Window,
     side_by_side,
     take_part,
 )
 
 from .attention import Attention, Place
 
-# B rows, T tokens of the segment, K sinks, S short-term length, P keys, H heads, d head width,
-# e = H d
+# B rows, T tokens of the segment, C slots, K sinks, S short-term length, P keys, H heads, G of them
+# with keys of their own, d head width, e = H d
 
 
 @dataclass
-class Watched:
-    """Of vectors that go to a long-term memory: a row takes the last `counts` of W."""
-
-    counts: Sequence[int]
-    numbers: Tensor  # B x W: which vectors of its stream they are
-    vectors: Tensor | None = None  # B x W x e
-    moves: list[Move] | None = None  # what the write does to the places of all; None if it has none
-
-    def row(self, row: int = 0) -> tuple[Tensor, Tensor]:
-        """-> numbers: n, vectors: n x e"""
-        assert self.vectors is not None
-        first = self.numbers.size(1) - self.counts[row]
-        return self.numbers[row, first:], self.vectors[row, first:]
-
-
-@dataclass
-class Segment:
-    """What every layer needs to know of a segment, worked out once."""
-
-    short_term: ShortTermMemory
-    joining: tuple[Tensor, Tensor] | None  # what has left and becomes a sink
-    shown: int  # sinks and short-term memory, of the row that sees most
-    lengths: Tensor | None  # B: real tokens, None if there is no padding
-    mask: Tensor | None  # B x T: true for real tokens, None if there is no padding
-    key: Tensor  # B: hash of the stream so far
-    goals: Goals | None  # what is to be learned and logged
-    leaving: Leaving | None  # None: the long-term memory gets all that leaves
-    watched: Watched | None  # what an inspection wants to know
-
-
-@dataclass
-class LayerPlan:
-    """The same for all layers whose memories have the same plan."""
-
-    write: Any  # the memory's Plan; None without a memory
-    positions: Any  # of the keys [slots; sinks; short-term memory; segment], for the attention
-
-    @property
-    def slots(self) -> int:
-        return 0 if self.write is None else self.write.slots
-
-
-@dataclass
-class LayerExtra:
-    """What is to be learned and logged of a layer's memory."""
-
-    losses: dict[str, Tensor] = field(default_factory=dict)
-    logs: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    seen: Any = None
-    watched: Watched | None = None
+class LayerState(State):
+    window: Window
+    memory: Any  # State of the long-term memory; () without one
 
 
 @dataclass
@@ -94,9 +44,97 @@ class LayerCache(State):
     contents: Any  # of the memory; () without one
 
 
+@dataclass
+class Segment:
+    """What every layer needs to know of a segment, worked out once."""
+
+    short_term: ShortTermMemory
+    joining: tuple[Tensor, Tensor] | None  # what has left and becomes a sink
+    shown: int  # sinks and short-term memory, of the row that sees most
+    lengths: Tensor | None  # B: real tokens, None if there is no padding
+    mask: Tensor | None  # B x T: true for real tokens, None if there is no padding
+    real: Tensor  # the same, never None
+    key: Tensor  # B: hash of the stream so far
+
+    def split(self, window: Window) -> tuple[Window, Window]:
+        """-> what has left, and what is in sight"""
+        return self.short_term.split(window, self.joining)
+
+    def push(
+        self, visible: Window, source: Tensor, context: Tensor, marks: Tensor | None
+    ) -> Window:
+        """The window after the segment.  context: [the last `shown` of the visible; source]"""
+        whole = self.shown == visible.vectors.size(1) and self.lengths is None
+        if whole and not visible.marks.size(2):
+            return Window(context.detach(), visible.marks.new_zeros(*context.shape[:2], 0))
+        return self.short_term.push(visible, source.detach(), marks, self.lengths)
+
+
+@dataclass
+class LayerPlan:
+    """The same for all layers whose memories have the same plan."""
+
+    write: Any  # the memory's Plan; None without a memory, or if it is off
+    positions: Any  # of the keys [slots; sinks; short-term memory; segment], for the attention
+
+    @property
+    def slots(self) -> int:
+        return 0 if self.write is None else self.write.slots
+
+
+class SegmentView:
+    """What the queries of a segment may look at."""
+
+    def __init__(
+        self,
+        attention: Attention,
+        source: Tensor,
+        context: Tensor,
+        slots: Tensor | None,
+        positions: Any,
+        contents: Any,
+    ) -> None:
+        """context: [sinks; short-term memory; segment], as far as it is in sight."""
+        self.attention, self.context, self.positions = attention, context, positions
+        self.query, self.contents = attention.queries(source), contents
+        self.slots = 0 if slots is None else slots.size(1)
+        self._vectors = context if slots is None else torch.cat([slots, context], dim=1)
+
+    @cached_property
+    def keys_values(self) -> tuple[Tensor, Tensor]:
+        return self.attention.project(self._vectors)
+
+    @property
+    def values(self) -> Tensor:
+        return self.keys_values[1]
+
+    def attend(self) -> Tensor:
+        return self.attention.attend(self.query, *self.keys_values, self.positions)
+
+    def weights(self, every: int = 1) -> Tensor:
+        return self.attention.weights(self.query, self.keys_values[0], self.positions, every)
+
+
+class TokenView:
+    """The same of one query a row, in the middle of a segment."""
+
+    def __init__(
+        self, attention: Attention, source: Tensor, cache: LayerCache, place: Place, table: Any
+    ) -> None:
+        self.attention, self.keys, self.values = attention, cache.keys, cache.values
+        self.query, self.contents, self.slots = attention.queries(source), cache.contents, place.slots
+        self.place, self.table = place, table
+
+    def attend(self) -> Tensor:
+        return self.attention.mix(self.weights(), self.values)
+
+    def weights(self) -> Tensor:
+        return self.attention.token_weights(self.query, self.keys, self.place, self.table)
+
+
 class DecoderLayer(nn.Module):
-    """Two passes: `forward` takes a segment, `step` one token, over the same keys and the same
-    contents of the memory."""
+    """`forward` takes a segment, `step` one token with the cache of those before it, which is many
+    times as fast as a segment of one; both `look` alike."""
 
     def __init__(
         self,
@@ -105,7 +143,6 @@ class DecoderLayer(nn.Module):
         memory: LongTermMemory | None,
         attention: Attention,
         dropout: float = 0.0,
-        activation_dropout: float = 0.0,
         activation: Callable[[Tensor], Tensor] = torch.relu,
         normalize_before: bool = True,
         norm: Callable[[int], nn.Module] = nn.LayerNorm,
@@ -122,7 +159,6 @@ class DecoderLayer(nn.Module):
         self.ffn_norm = norm(dim)
         self.activation = activation
         self.dropout = nn.Dropout(dropout)
-        self.activation_dropout = nn.Dropout(activation_dropout)
         self.normalize_before = normalize_before
         for linear in (self.gate, self.inner, self.outer):
             if linear is not None:
@@ -130,214 +166,135 @@ class DecoderLayer(nn.Module):
                 if linear.bias is not None:
                     nn.init.zeros_(linear.bias)
 
+    @property
+    def num_marks(self) -> int:
+        return 0 if self.memory is None else self.memory.num_marks
+
     def forward(
-        self,
-        x: Tensor,
-        recent: Tensor,
-        looked: Tensor | None,
-        state: State | None,
-        segment: Segment,
-        plan: LayerPlan,
-        output: bool = True,
-    ) -> tuple[Tensor | None, Tensor, Tensor | None, State | None, LayerExtra]:
-        """x: B x T x e.  recent: B x W x e.  looked: B x W x 2, how much its vectors were looked at
-        and how often they could be, None if it does not matter.  state: of the memory, None if
-        there is none or it is off.  output: False if only the states are wanted: then x is None."""
+        self, x: Tensor, state: LayerState, segment: Segment, plan: LayerPlan, speak: bool = True
+    ) -> tuple[Tensor | None, LayerState, Encounter | None]:
+        """x: B x T x e.  speak: False if only the state is wanted: then x and the encounter are
+        None."""
         source = self.source(x)
-        left, kept = segment.short_term.split(recent, segment.joining)
-        context = torch.cat([kept[:, kept.size(1) - segment.shown :], source], dim=1)
-        memory = None if state is None else self.memory
-        trace = seen = marks = None
-        watched = None if memory is None else segment.watched
-        if looked is not None:
-            gone, marks = segment.short_term.split(looked, segment.joining)
-            if memory is not None and segment.leaving is not None:
-                left = pick(left, rate(gone), segment.leaving)
-                if watched is not None:
-                    numbers = pick(watched.numbers[..., None], rate(gone), segment.leaving)
-                    watched = replace(watched, numbers=numbers.squeeze(2))
-        if memory is not None:
-            if watched is not None:
-                moves = memory.moves(state, plan.write, segment.key)
-                watched = replace(watched, vectors=left, moves=moves)
-            state, trace = memory.write(left, state, plan.write, self.attention, segment.key)
-        keys = context
-        if memory is not None and plan.slots:
-            slots = self._slots(memory, state, plan.slots, context.dtype)
-            keys = torch.cat([slots, context], dim=1)
-        query = self.attention.queries(source)
-        extra = LayerExtra()
-        out = None
-        if output or marks is not None:
-            key, value = self.attention.project(keys)
-        if marks is not None:
-            new = marks.new_zeros(*context.shape[:2], 2)
+        left, visible = segment.split(state.window)
+        memory = None if plan.write is None else self.memory
+        stored, trace = self.write(memory, left, state.memory, segment, plan)
+        view = self.view(memory, source, visible, stored, segment, plan)
+        out = met = None
+        if speak:
+            attended, added, seen = self.look(view, memory)
+            out = self.speak(x, attended, added)
             if memory is not None:
-                new = self.attention.looked(query, key, plan.positions, segment.mask)
-                new = new[:, plan.slots :]
-            looked = segment.short_term.push_looked(marks, new, segment.shown, segment.lengths)
-        if output:
+                met = Encounter(memory, self.attention, view.query, seen, trace, plan.write,
+                                attended, added, segment.real)  # fmt: skip
+        if memory is not None and memory.observes:
+            seen = met.seen if met is not None else memory.look(view.query, stored)
+            stored = memory.observe(stored, seen, segment.mask)
+        marks = self.mark(memory, view, segment)
+        return out, LayerState(segment.push(visible, source, view.context, marks), stored), met
 
-            def attend(first: int = 0, drop: bool = True, value: Tensor = value) -> Tensor:
-                return self.attention.attend(query, key, value, plan.positions, first, drop)
-
-            contents = self.contents(memory, state, x.dtype)
-            found, added, seen = self._find(query, attend, memory, plan.slots, contents)
-            if memory is not None and segment.goals is not None:
-                extra = self._learn(memory, query, seen, trace, plan, segment, segment.goals)
-                if added is not None:
-                    extra.logs["ltm_share"] = _share(added, found, segment, segment.goals)
-            if watched is not None and memory is not None and plan.slots:
-                seen = _slot_weights(attend, key, plan.slots, memory.num_slots)
-            extra.seen = seen
-            if self.training and memory is not None and memory.has_slots and not plan.slots:
-                found = found + take_part(memory)
-            out = self.finish(x, found if added is None else found + added)
-        elif memory is not None and memory.observes:
-            seen = memory.look(query, state)
-        if memory is not None:
-            state = memory.observe(state, seen, segment.mask)
-        extra.watched = watched
-        if segment.shown == kept.size(1) and segment.lengths is None:
-            recent = context.detach()
-        else:
-            recent = segment.short_term.push(kept, source.detach(), segment.lengths)
-        return out, recent, looked, state, extra
-
-    def open_cache(
-        self, vectors: Tensor, state: State | None, positions: Any, room: int
-    ) -> LayerCache:
-        """vectors: B x K+S+T x e, [sinks; short-term memory; segment].  positions: of a cache, from
-        the host.  room: columns for tokens to come."""
-        memory = None if state is None else self.memory
-        if memory is not None and memory.has_slots:
-            slots = self._slots(memory, state, memory.num_slots, vectors.dtype)
-            vectors = torch.cat([slots, vectors], dim=1)
-        keys, values = self.attention.project_shared(vectors)
-        keys = self.attention.placed(keys, positions)
-        contents = self.contents(memory, state, vectors.dtype)
-        return LayerCache(F.pad(keys, (0, 0, 0, room)), F.pad(values, (0, 0, 0, room)), contents)
-
-    def step(self, x: Tensor, cache: LayerCache, place: Place, table: Any, ltm: bool) -> Tensor:
+    def step(
+        self, x: Tensor, cache: LayerCache, place: Place, table: Any, remember: bool
+    ) -> Tensor:
         """One token a row, x: B x 1 x e, in the middle of a segment; its key and value go into
-        the cache, in place.  ltm: whether the long-term memory is on."""
+        the cache, in place.  remember: whether the long-term memory is on."""
         source = self.source(x)
-        query = self.attention.queries(source)
         self.attention.keep(source, cache.keys, cache.values, place, table)
-
-        def attend(first: int = 0, drop: bool = True) -> Tensor:
-            return self.attention.attend_token(query, cache.keys, cache.values, place, table, first)
-
-        memory = self.memory if ltm else None
-        slots = 0 if memory is None else memory.num_slots
-        found, added, _ = self._find(query, attend, memory, slots, cache.contents)
-        return self.finish(x, found if added is None else found + added)
-
-    @staticmethod
-    def _slots(memory: LongTermMemory, state: State | None, shown: int, dtype: Any) -> Tensor:
-        """The last `shown` slots, as keys and values are made of them.  -> B x `shown` x e"""
-        slots = memory.slots(state)[0].to(dtype)
-        slots = slots[:, slots.size(1) - shown :]
-        return slots if memory.correction is None else memory.correction(slots)
-
-    def contents(
-        self, memory: LongTermMemory | None, state: State | None, dtype: torch.dtype
-    ) -> Any:
-        """What reads need of the memory's state; nothing if it is read by its slots."""
-        if memory is None or memory.has_slots:
-            return ()
-        return memory.contents(state, self.attention, dtype)
-
-    def _find(
-        self,
-        query: Tensor,
-        attend: Callable[..., Tensor],
-        memory: LongTermMemory | None,
-        slots: int,
-        contents: Any,
-    ) -> tuple[Tensor, Tensor | None, Any]:
-        """Z = W^O A + W^M D, of a segment or a token.  -> W^O A, W^M D (None if it is in the
-        first), what the memory has seen.  All B x T x e."""
-        project = self.attention.output
-        if memory is None:
-            return project(side_by_side(attend())), None, None
-        if not memory.has_slots:
-            own = attend()
-            change, seen = memory.read(query, own, contents)
-            if memory.output is None:
-                return project(side_by_side(own + change)), None, seen
-            return project(side_by_side(own)), memory.output(side_by_side(change)), seen
-        if memory.output is None:
-            return project(side_by_side(attend())), None, None
-        own = attend(slots)
-        # dropout is no difference that slots make
-        plain = attend(slots, False) if self.training and self.attention.dropout else own
-        change = (attend(0, False) if slots else plain) - plain
-        return project(side_by_side(own)), memory.output(side_by_side(change)), None
-
-    def _learn(
-        self,
-        memory: LongTermMemory,
-        query: Tensor,
-        seen: Any,
-        trace: Any,
-        plan: LayerPlan,
-        segment: Segment,
-        goals: Goals,
-    ) -> LayerExtra:
-        real = torch.ones_like(goals.counted) if segment.mask is None else segment.mask
-        met = Encounter(
-            query=query,
-            seen=seen,
-            trace=trace,
-            plan=plan.write,
-            real=real,
-            counted=goals.counted & real & plan.write.filled[:, None],
-            settings=goals.settings,
-            attention=self.attention,
-        )
-        with torch.no_grad():
-            logs = memory.logs(met)
-        return LayerExtra(memory.losses(met), logs)
+        view = TokenView(self.attention, source, cache, place, table)
+        attended, added, _ = self.look(view, self.memory if remember else None)
+        return self.speak(x, attended, added)
 
     def source(self, x: Tensor) -> Tensor:
         """The vectors that queries, keys and values are made from."""
         return self.attention_norm(x) if self.normalize_before else x
 
-    def finish(self, x: Tensor, found: Tensor) -> Tensor:
-        """What follows the attention."""
-        x = self._residual(x, found, self.attention_norm)
+    def write(
+        self, memory: LongTermMemory | None, left: Window, stored: Any, segment: Segment,
+        plan: LayerPlan,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        if memory is None:
+            return stored, None
+        return memory.write(
+            left.vectors, stored, plan.write, self.attention, segment.key, left.marks
+        )
+
+    def view(
+        self, memory: LongTermMemory | None, source: Tensor, visible: Window, stored: Any,
+        segment: Segment, plan: LayerPlan,
+    ) -> SegmentView:  # fmt: skip
+        vectors = visible.vectors
+        context = torch.cat([vectors[:, vectors.size(1) - segment.shown :], source], dim=1)
+        slots = self.slots(memory, stored, plan.slots, context.dtype) if plan.slots else None
+        contents = self.contents(memory, stored, source.dtype)
+        return SegmentView(self.attention, source, context, slots, plan.positions, contents)
+
+    def look(
+        self, view: SegmentView | TokenView, memory: LongTermMemory | None
+    ) -> tuple[Tensor, Tensor | None, Any]:
+        """Z = W^O A + W^M D.  -> W^O A, W^M D (None if it is in the first), what the memory has
+        seen.  All B x T x e."""
+        change = seen = None
+        if memory is not None and view.slots and memory.output is not None:
+            heads, change = self.attention.apart(view.weights(), view.values, view.slots)
+        else:
+            heads = view.attend()
+            if memory is not None and not memory.num_slots:
+                change, seen = memory.read(view.query, heads, view.contents)
+                if memory.output is None:
+                    heads, change = heads + change, None
+        attended = self.attention.output(side_by_side(heads))
+        if self.training and memory is not None and memory.num_slots and not view.slots:
+            attended = attended + take_part(memory)
+        if change is None or memory is None:
+            return attended, None, seen
+        return attended, memory.output(side_by_side(change)), seen
+
+    def speak(self, x: Tensor, attended: Tensor, added: Tensor | None) -> Tensor:
+        """Into the residual stream, and what follows the attention."""
+        x = self._residual(x, attended if added is None else attended + added, self.attention_norm)
         y = self.ffn_norm(x) if self.normalize_before else x
         if self.gate is None:
             y = self.activation(self.inner(y))
         else:
             y = self.activation(self.gate(y)) * self.inner(y)
-        return self._residual(x, self.outer(self.activation_dropout(y)), self.ffn_norm)
+        return self._residual(x, self.outer(y), self.ffn_norm)
+
+    def mark(
+        self, memory: LongTermMemory | None, view: SegmentView, segment: Segment
+    ) -> Tensor | None:
+        if memory is None or not memory.num_marks:
+            return None
+        with torch.no_grad():
+            weights = view.weights(memory.every)
+            return memory.mark(weights, view.query.size(2), segment.mask)[:, view.slots :]
+
+    def open_cache(
+        self, vectors: Tensor, stored: Any, remember: bool, positions: Any, room: int
+    ) -> LayerCache:
+        """vectors: B x K+S+T x e, [sinks; short-term memory; segment].  remember: whether the
+        long-term memory is on.  positions: of a cache, from the host.  room: columns for tokens to
+        come."""
+        memory = self.memory if remember else None
+        if memory is not None and memory.num_slots:
+            slots = self.slots(memory, stored, memory.num_slots, vectors.dtype)
+            vectors = torch.cat([slots, vectors], dim=1)
+        keys, values = self.attention.project_shared(vectors)
+        keys = self.attention.placed(keys, positions)
+        contents = self.contents(memory, stored, vectors.dtype)
+        return LayerCache(F.pad(keys, (0, 0, 0, room)), F.pad(values, (0, 0, 0, room)), contents)
+
+    @staticmethod
+    def slots(memory: Any, stored: Any, shown: int, dtype: Any) -> Tensor:
+        """The last `shown` slots, as keys and values are made of them.  -> B x `shown` x e"""
+        slots = memory.slots(stored)[0].to(dtype)
+        return slots[:, slots.size(1) - shown :]
+
+    def contents(self, memory: LongTermMemory | None, stored: Any, dtype: torch.dtype) -> Any:
+        """What reads need of the memory's state; nothing if it is read by its slots."""
+        if memory is None or memory.num_slots:
+            return ()
+        return memory.contents(stored, self.attention, dtype)
 
     def _residual(self, x: Tensor, update: Tensor, norm: nn.Module) -> Tensor:
         x = x + self.dropout(update)
         return x if self.normalize_before else norm(x)
-
-
-@torch.no_grad()
-def _slot_weights(attend: Callable[..., Tensor], key: Tensor, shown: int, slots: int) -> Weights:
-    """What each of all `slots` gets of the attention: what is found if the values say whose they
-    are.  key: B x H x P x d, of which the first are the last `shown` slots."""
-    whose = torch.eye(slots, dtype=key.dtype, device=key.device)[slots - shown :]
-    whose = F.pad(whose, (0, 0, 0, key.size(2) - shown)).expand(*key.shape[:2], -1, -1)
-    return Weights(attend(0, False, whose).float())
-
-
-@torch.no_grad()
-def _share(
-    memory: Tensor, attention: Tensor, segment: Segment, goals: Goals
-) -> tuple[Tensor, Tensor]:
-    """|W^M D| / (|W^M D| + |W^O A|), with the norms over all real tokens of the segment; it counts
-    as often as there are targets."""
-    if segment.mask is not None:
-        memory, attention = (x * segment.mask[..., None] for x in (memory, attention))
-    exact = torch.promote_types(memory.dtype, torch.float)
-    size = torch.linalg.vector_norm(memory, dtype=exact)
-    share = size / (size + torch.linalg.vector_norm(attention, dtype=exact)).clamp(min=1e-20)
-    counted = goals.counted.sum()
-    return share * counted, counted

@@ -17,44 +17,28 @@ from .attention import Attention, Place
 class DotProductAttention(Attention):
     """softmax_j(q_i . k_j / sqrt(d)) over the keys j <= i."""
 
-    def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        positions: Any,
-        first: int = 0,
-        drop: bool = True,
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, positions: Any) -> Tensor:
         """positions: added to the scores, broadcastable to B x H x T x P; a segment alone is just
         causal."""
-        alone = key.size(2) - first == query.size(2)
+        alone = key.size(2) == query.size(2)
         return F.scaled_dot_product_attention(
             query,
-            key[:, :, first:],
-            value[:, :, first:],
-            attn_mask=None if alone else positions[..., first:],
-            dropout_p=self.dropout if self.training and drop else 0.0,
+            key,
+            value,
+            attn_mask=None if alone else positions,
+            dropout_p=self.dropout if self.training else 0.0,
             is_causal=alone,
         )
 
-    def weights(self, query: Tensor, key: Tensor, positions: Any, every: int) -> Tensor:
+    def weights(self, query: Tensor, key: Tensor, positions: Any, every: int = 1) -> Tensor:
         scores = query[:, :, ::every] @ key.transpose(2, 3) / math.sqrt(self.head_dim)
         return torch.softmax(scores + positions[..., ::every, :], dim=-1)
 
-    def attend_token(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        place: Place,
-        table: Any = None,
-        first: int = 0,
-    ) -> Tensor:
+    def token_weights(self, query: Tensor, keys: Tensor, place: Place, table: Any) -> Tensor:
         b, h, _, d = query.shape
-        keys, values = (x[:, :, first : place.width] for x in (keys, values))
+        keys = keys[:, :, : place.width]
         scores = query.view(b, keys.size(1), -1, d) @ keys.transpose(2, 3)
-        shape, scores = scores.shape, scores.view(b, h, -1) / math.sqrt(d)
+        scores = scores.view(b, h, 1, -1) / math.sqrt(d)
         if place.hidden is not None:
-            scores = scores + place.hidden[..., first:]
-        return (torch.softmax(scores, dim=-1).view(shape) @ values).view(b, h, 1, d)
+            scores = scores + place.hidden[..., None, :]
+        return torch.softmax(scores, dim=-1)

@@ -35,28 +35,20 @@ class RelativeAttention(Attention):
             nn.init.xavier_uniform_(linear.weight)
 
     def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        positions: tuple[Tensor, Tensor],
-        first: int = 0,
-        drop: bool = True,
+        self, query: Tensor, key: Tensor, value: Tensor, positions: tuple[Tensor, Tensor]
     ) -> Tensor:
         """positions: `sinusoids` of the distances P-1, P-2 .. 0, -1: P+1 x e, and what is added
         to the scores, broadcastable to B x H x T x P, -inf where a query must not look."""
-        distances, hidden = positions[0][first:], positions[1][..., first:]
-        key, value = key[:, :, first:], value[:, :, first:]
         return F.scaled_dot_product_attention(
             query + self.content_bias[:, None],
             key,
             value,
-            attn_mask=self._by_distance(query, distances, hidden),
-            dropout_p=self.dropout if self.training and drop else 0.0,
+            attn_mask=self._by_distance(query, *positions),
+            dropout_p=self.dropout if self.training else 0.0,
         )
 
     def weights(
-        self, query: Tensor, key: Tensor, positions: tuple[Tensor, Tensor], every: int
+        self, query: Tensor, key: Tensor, positions: tuple[Tensor, Tensor], every: int = 1
     ) -> Tensor:
         bias = self._by_distance(query, *positions)[:, :, ::every]
         query = query[:, :, ::every] + self.content_bias[:, None]
@@ -82,19 +74,10 @@ class RelativeAttention(Attention):
         relative = self.position(positions)
         return relative.view(-1, self.num_heads, self.head_dim).permute(1, 2, 0)
 
-    def attend_token(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        place: Place,
-        table: Tensor,
-        first: int = 0,
-    ) -> Tensor:
+    def token_weights(self, query: Tensor, keys: Tensor, place: Place, table: Tensor) -> Tensor:
         """table: H x d x P, of the distances P-1 .. 0 of the whole cache."""
         b, h, _, d = query.shape
         last = place.past + place.most + 1
-        keys, values = keys[:, :, first:last], values[:, :, first:last]
         table = table[..., table.size(-1) - last :]  # the farthest key of the longest row first
         # B = 1 and T = 1 are what counts here: few operations, each of them small
         position = (query + self.position_bias[:, None]).view(b, h, d).transpose(0, 1)
@@ -104,10 +87,9 @@ class RelativeAttention(Attention):
         if place.hidden is not None:
             scores = scores + place.hidden[..., :last]
         content = (query + self.content_bias[:, None]).view(b * h, 1, d)
-        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
-        scores = scores[..., first:].reshape(b * h, 1, -1)
-        scores = torch.baddbmm(scores, content, keys.transpose(1, 2)).mul_(1 / math.sqrt(d))
-        return torch.bmm(torch.softmax(scores, dim=-1), values).view(b, h, 1, d)
+        keys = keys[:, :, :last].flatten(0, 1).transpose(1, 2)
+        scores = torch.baddbmm(scores.reshape(b * h, 1, -1), content, keys).mul_(1 / math.sqrt(d))
+        return torch.softmax(scores, dim=-1).view(b, h, 1, -1)
 
     def by_content(self, query: Tensor, vectors: Tensor, visible: Tensor) -> Tensor:
         return super().by_content(query + self.content_bias[:, None], vectors, visible)

@@ -65,22 +65,15 @@ class RotaryAttention(DotProductAttention):
         return projected.view(shape).permute(2, 0, 3, 1, 4)
 
     def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        positions: tuple[Tensor, Tensor],
-        first: int = 0,
-        drop: bool = True,
+        self, query: Tensor, key: Tensor, value: Tensor, positions: tuple[Tensor, Tensor]
     ) -> Tensor:
         """positions: `rotations` of the keys, of which the last T are those of the queries, and
         what is added to the scores, broadcastable to B x H x T x P."""
-        by, hidden = positions[0][:, first:], positions[1][..., first:]
-        query, key = _placed(query, key[:, :, first:], by)
-        return super().attend(query, key, value[:, :, first:], hidden, 0, drop)
+        by, hidden = positions
+        return super().attend(*_placed(query, key, by), value, hidden)
 
     def weights(
-        self, query: Tensor, key: Tensor, positions: tuple[Tensor, Tensor], every: int
+        self, query: Tensor, key: Tensor, positions: tuple[Tensor, Tensor], every: int = 1
     ) -> Tensor:
         by, hidden = positions
         return super().weights(*_placed(query, key, by), hidden, every)
@@ -94,14 +87,5 @@ class RotaryAttention(DotProductAttention):
             return rotate(key, table[:, place.column])
         return rotate(key, table[:, place.column, None, None])
 
-    def attend_token(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        place: Place,
-        table: Any = None,
-        first: int = 0,
-    ) -> Tensor:
-        query = self.placed_token(query, place, table)
-        return super().attend_token(query, keys, values, place, None, first)
+    def token_weights(self, query: Tensor, keys: Tensor, place: Place, table: Any) -> Tensor:
+        return super().token_weights(self.placed_token(query, place, table), keys, place, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from fairseq.logging import progress_bar
 from torch import Tensor
 
-from fairseq_inf.analysis.places import Places
+from fairseq_inf.memory import Places
+from fairseq_inf.models.watch import Watch
 
 BINS = 64
 EVERY = 8  # segments, of which one's reads are counted
@@ -23,7 +25,7 @@ class MemoryBoard:
     The first row is followed through the validation; nothing is done in between."""
 
     def __init__(self, folder: str, model: Any) -> None:
-        self.model = model
+        self.watch = Watch(model.decoder)
         self.writer = progress_bar.SummaryWriter(os.path.join(folder, "memory"))
         self.hook: Any = None
 
@@ -34,30 +36,39 @@ class MemoryBoard:
         self.reads: dict[int, Tensor] = {}
         self.sums: dict[str, tuple[float, float]] = {}
         self.segments = 0
-        self.hook = self.model.register_forward_hook(self._follow, with_kwargs=True)
-        self.model.decoder.watched = True
+        self.watch.__enter__()
+        self.hook = self.watch.decoder.register_forward_hook(self._segment)
 
     def end(self) -> None:
         if self.hook is not None:
             self.hook.remove()
-            self.hook, self.model.decoder.watched = None, False
+            self.watch.__exit__()
+            self.hook = None
 
     @torch.no_grad()
-    def _follow(self, model: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        goals = kwargs.get("goals")
-        for number, own in enumerate(output[1]["layers"]):
-            of = 0 if goals is None else goals.counted.sum()
-            logs = {**own.logs, **{name: (loss, of) for name, loss in own.losses.items()}}
-            for name, (total, count) in logs.items():
+    def follow(self, targets: Tensor, settings: Mapping[str, float]) -> None:
+        """What the memories have learned and logged of the last segment.  targets: B x T, bool:
+        tokens with a target.  settings: the criterion's"""
+        for number, met in enumerate(self.watch.met):
+            if met is None:
+                continue
+            met, of = met.of(targets, settings), targets.sum()
+            losses = {name: (loss, of) for name, loss in met.memory.losses(met).items()}
+            for name, (total, count) in {**met.logs(targets), **losses}.items():
                 tag = f"{name}/layer{number}"
                 before = self.sums.get(tag, (0.0, 0.0))
                 self.sums[tag] = (before[0] + float(total), before[1] + float(count))
-            if own.watched is None or own.watched.moves is None:
+
+    @torch.no_grad()
+    def _segment(self, *decoder: Any) -> None:
+        for number, written in self.watch.layers.items():
+            if written.moves is None:
                 continue
-            self.places.setdefault(number, Places()).follow(own.watched.moves[0])
-            if own.seen is not None and self.segments % EVERY == 0:
-                first = replace(own.seen, **{x: y[:1] for x, y in vars(own.seen).items()})
-                edges = torch.linspace(0, 1, BINS + 1, device=output[0].device)
+            self.places.setdefault(number, Places()).follow(written.moves[0])
+            if written.seen is not None and self.segments % EVERY == 0:
+                seen = written.seen
+                first = replace(seen, **{x: y[:1] for x, y in vars(seen).items()})
+                edges = torch.linspace(0, 1, BINS + 1, device=written.vectors.device)
                 counts = first.mass(edges).sum(dim=(0, 1, 2)).cpu()
                 self.reads[number] = self.reads.get(number, 0) + counts
         self.segments += 1

@@ -32,8 +32,8 @@ from fairseq_inf.data import (
     without_pad,
 )
 from fairseq_inf.errors import plain_errors_in_fairseq
-from fairseq_inf.models.memory_lm import complete
 from fairseq_inf.models.prompt_model import Nucleus, PromptModel
+from fairseq_inf.models.upgrade import upgrade
 
 from .board import MemoryBoard
 from .checkpoints import check_overrides, open_checkpoint
@@ -299,7 +299,7 @@ class LongSequenceLMTask(FairseqTask):
 
     def build_model(self, cfg: Any, from_checkpoint: bool = False) -> Any:
         if from_checkpoint:
-            complete(cfg)
+            upgrade(cfg)
         self.model = super().build_model(cfg, from_checkpoint)
         return self.model
 
@@ -342,6 +342,9 @@ class LongSequenceLMTask(FairseqTask):
     def restore_memory(self, tensors: dict[str, Tensor] | None, rows: slice) -> None:
         """Go on with these rows of a saved memory, or with an empty one."""
         state = self.model.decoder.initial_state(rows.stop - rows.start)
+        if tensors is not None and tensors.keys() != state.tensors().keys():
+            logger.warning("the checkpoint's memory is of another version: it starts afresh")
+            tensors = None
         if tensors is not None:
             kinds = {name: (x.device, x.dtype) for name, x in state.tensors().items()}
             own = {name: tensors[name][rows].to(*kind) for name, kind in kinds.items()}
@@ -377,10 +380,17 @@ class LongSequenceLMTask(FairseqTask):
         super().begin_valid_epoch(epoch, model)
         self.gather_memory()
         if self._board is None and self.cfg.tensorboard_logdir and _is_first():
-            if SummaryWriter is not None and getattr(self.model, "takes_goals", False):
+            if SummaryWriter is not None and getattr(self.model, "has_memory", False):
                 self._board = MemoryBoard(self.cfg.tensorboard_logdir, self.model)
         if self._board is not None:
             self._board.begin()
+
+    def valid_step(self, sample: dict[str, Any], model: Any, criterion: Any) -> Step:
+        step = super().valid_step(sample, model, criterion)
+        if self._board is not None:
+            targets = sample["target"] != self.dictionary.pad()
+            self._board.follow(targets, getattr(criterion, "settings", {}))
+        return step
 
     def post_validate(self, model: Any, stats: dict[str, Any], agg: Any) -> None:
         """Of each subset, of which the first is shown."""

@@ -1,4 +1,4 @@
-"""The hosts, by the name that --decoder-host has for them."""
+"""The hosts, by their names."""
 
 from fairseq_inf.models.decoder import MemoryDecoder
 
@@ -7,7 +7,5 @@ from .llama import LlamaDecoder
 from .transformer_xl import TransformerXLDecoder
 
 HOSTS: dict[str, type[MemoryDecoder]] = {
-    "transformer_xl": TransformerXLDecoder,
-    "gpt2": GPT2Decoder,
-    "llama": LlamaDecoder,
+    host.name: host for host in (TransformerXLDecoder, GPT2Decoder, LlamaDecoder)
 }

@@ -6,59 +6,38 @@ from typing import Any
 from fairseq.modules import LayerNorm
 from torch import Tensor, nn
 
-from fairseq_inf.models.flags import flag, refuse
+from fairseq_inf.models.decoder import DecoderConfig
+from fairseq_inf.models.settings import setting
 from fairseq_inf.modules import DecoderLayer, GPT2Attention, slot_bias
 
-from .pretrained import PretrainedDecoder, PretrainedHostConfig
+from .pretrained import PretrainedDecoder
 from .transformer_xl import activation
 
 
 @dataclass
-class GPT2HostConfig(PretrainedHostConfig):
-    pass
+class GPT2Config(DecoderConfig):
+    """GPT-2 small, unless told otherwise."""
+
+    decoder_layers: int = setting(12, "number of layers", least=1)
+    decoder_embed_dim: int = setting(768, "width of the model, e", least=2)
+    decoder_ffn_embed_dim: int = setting(3072, "inner width of the feed-forward nets", least=1)
+    decoder_attention_heads: int = setting(12, "attention heads, H", least=1)
+    attention_dropout: float = setting(
+        0.1, "dropout of the attention weights", least=0, below=1, kept=False
+    )
+    decoder_positions: int = setting(
+        1024, "the most positions of slots, short-term memory and segment", least=1
+    )
 
 
 class GPT2Decoder(PretrainedDecoder):
-    """Learned positions, counted from the beginning of each segment; no short-term memory."""
+    """Learned positions, counted from the beginning of each segment, so that keys of earlier ones
+    do not fit: no short-term memory, and no sinks.  Slots have a bias by their age."""
 
+    name, title = "gpt2", "GPT-2"
     absent: Tensor
-    Config = GPT2HostConfig
-    title = "GPT-2"
+    Config = GPT2Config
     encoding = "GPT-2's byte pair encoding (fairseq-inf-prepare --bpe gpt2)"
-    architectures = {
-        size: {
-            "decoder_layers": layers,
-            "decoder_embed_dim": width,
-            "decoder_ffn_embed_dim": 4 * width,
-            "decoder_attention_heads": heads,
-            "activation_fn": "gelu_accurate",
-            "attention_dropout": 0.1,
-            "stm_length": 0,
-        }
-        for size, (layers, width, heads) in {
-            "gpt2": (12, 768, 12),
-            "gpt2_medium": (24, 1024, 16),
-            "gpt2_large": (36, 1280, 20),
-            "gpt2_xl": (48, 1600, 25),
-        }.items()
-    }
-
-    @classmethod
-    def refuse(cls, cfg: Any) -> None:
-        refuse(
-            cfg,
-            "GPT-2",
-            "decoder_post_norm",
-            "untie_embeddings",
-            "adaptive_input",
-            "adaptive_softmax_cutoff",
-        )
-        for name in ("stm_length", "sink_tokens"):
-            if getattr(cfg, name):
-                raise ValueError(
-                    f"{flag(name)} must be 0 for GPT-2, got {getattr(cfg, name)}: its positions "
-                    "begin anew with each segment, so that keys of earlier ones do not fit"
-                )
 
     def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, build_memory: Any):
         super().__init__(cfg, dictionary, embed_tokens, build_memory)
@@ -75,15 +54,16 @@ class GPT2Decoder(PretrainedDecoder):
             memory,
             GPT2Attention(self.dim, cfg.decoder_attention_heads, cfg.attention_dropout),
             dropout=cfg.dropout,
-            activation_dropout=cfg.activation_dropout,
-            activation=activation(cfg.activation_fn),
+            activation=activation("gelu_accurate"),
             norm=LayerNorm,
         )
 
     def embed(self, tokens: Tensor, place: Tensor) -> Tensor:
         return self.dropout(self.embed_tokens(tokens) + self.embed_positions(place))
 
-    def positions(self, slots: int, shown: int, queries: int, hidden: Tensor) -> Tensor:
+    def positions(
+        self, slots: int, spacing: float, shown: int, queries: int, hidden: Tensor
+    ) -> Tensor:
         return hidden
 
     def slot_bias(self, slots: int, like: Tensor) -> Tensor:

@@ -2,23 +2,13 @@
 have learned."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fairseq.dataclass import FairseqDataclass
 from torch import Tensor, nn
 
 from fairseq_inf.models.decoder import MemoryDecoder
-from fairseq_inf.models.flags import setting
-
-
-@dataclass
-class PretrainedHostConfig(FairseqDataclass):
-    decoder_positions: int = setting(
-        1024, "the most positions of short-term memory and segment, for GPT-2 and Llama"
-    )
 
 
 class PretrainedDecoder(MemoryDecoder):
@@ -26,7 +16,6 @@ class PretrainedDecoder(MemoryDecoder):
     `initialize` at last."""
 
     pretrained = True
-    title: str  # in messages
     encoding: str  # what texts are encoded with, in messages
     norm: nn.Module
     output_projection: nn.Linear

@@ -3,17 +3,28 @@
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
 from fairseq import utils
-from fairseq.dataclass import FairseqDataclass
-from fairseq.modules import AdaptiveSoftmax, LayerNorm
+from fairseq.dataclass import ChoiceEnum
+from fairseq.modules import AdaptiveInput, AdaptiveSoftmax, LayerNorm
 from torch import Tensor, nn
 
-from fairseq_inf.models.decoder import MemoryDecoder
+from fairseq_inf.models.decoder import MemoryDecoder, WindowConfig
+from fairseq_inf.models.settings import numbers, setting
 from fairseq_inf.modules import DecoderLayer, RelativeAttention, sinusoids
+
+
+def _cutoffs(cfg: Any, dictionary: Any) -> list[int]:
+    cutoffs = numbers(cfg.adaptive_cutoff, "--adaptive-cutoff", int)
+    if cutoffs != sorted(set(cutoffs)) or cutoffs[0] < 1 or cutoffs[-1] > len(dictionary):
+        raise ValueError(
+            f"--adaptive-cutoff must rise and stay within the {len(dictionary)} words of the "
+            f"dictionary, got {cfg.adaptive_cutoff}"
+        )
+    return cutoffs
 
 
 def activation(name: Any) -> Any:
@@ -23,12 +34,23 @@ def activation(name: Any) -> Any:
 
 
 @dataclass
-class TransformerXLHostConfig(FairseqDataclass):
-    pass
+class TransformerXLConfig(WindowConfig):
+    decoder_post_norm: bool = setting(False, "layer norm after each block and not before it")
+    activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = setting(
+        "gelu", "activation of the feed-forward nets"
+    )
+    untie_embeddings: bool = setting(False, "an output projection apart from the embeddings")
+    adaptive_cutoff: Optional[str] = setting(
+        None, "cutoffs a,b,c of adaptive embeddings and of an adaptive softmax that is tied to them"
+    )
+    adaptive_factor: float = setting(4, "narrowing of each of their bands", least=1)
 
 
 class TransformerXLDecoder(MemoryDecoder):
-    Config = TransformerXLHostConfig
+    """Slots stand one after the other before the short-term memory."""
+
+    name, title = "transformer_xl", "Transformer-XL"
+    Config = TransformerXLConfig
     # the paper's experiments: appendices D and C.1
     architectures = {
         "wt103": {
@@ -38,13 +60,8 @@ class TransformerXLDecoder(MemoryDecoder):
             "decoder_attention_heads": 10,
             "decoder_post_norm": True,
             "activation_fn": "relu",
-            "adaptive_input": True,
-            "adaptive_input_factor": 1,
-            "adaptive_input_cutoff": "20000,40000,200000",
-            "adaptive_softmax_cutoff": "20000,40000,200000",
-            "adaptive_softmax_factor": 1,
-            "tie_adaptive_weights": True,
-            "tie_adaptive_proj": True,
+            "adaptive_cutoff": "20000,40000,200000",
+            "adaptive_factor": 1,
             "stm_length": 150,
         },
         "sorting": {
@@ -60,22 +77,31 @@ class TransformerXLDecoder(MemoryDecoder):
     def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, build_memory: Any):
         super().__init__(cfg, dictionary, embed_tokens, build_memory)
         self.norm = nn.Identity() if cfg.decoder_post_norm else LayerNorm(self.dim)
-        if cfg.adaptive_softmax_cutoff:
+        if cfg.adaptive_cutoff:
             self.adaptive_softmax = AdaptiveSoftmax(
                 len(dictionary),
                 self.dim,
-                [int(cutoff) for cutoff in cfg.adaptive_softmax_cutoff.split(",")],
-                dropout=cfg.adaptive_softmax_dropout,
-                factor=cfg.adaptive_softmax_factor,
-                adaptive_inputs=embed_tokens if cfg.tie_adaptive_weights else None,
-                tie_proj=cfg.tie_adaptive_proj,
+                _cutoffs(cfg, dictionary),
+                dropout=0,
+                factor=cfg.adaptive_factor,
+                adaptive_inputs=embed_tokens,
+                tie_proj=True,
             )
         else:
             self.output_projection = nn.Linear(self.dim, len(dictionary), bias=False)
-            if cfg.untie_embeddings or cfg.adaptive_input:
+            if cfg.untie_embeddings:
                 nn.init.normal_(self.output_projection.weight, std=self.dim**-0.5)
             else:
                 self.output_projection.weight = embed_tokens.weight
+
+    @classmethod
+    def build_embedding(cls, cfg: Any, dictionary: Any) -> nn.Module:
+        if not cfg.adaptive_cutoff:
+            return super().build_embedding(cfg, dictionary)
+        dim, cutoffs = cfg.decoder_embed_dim, _cutoffs(cfg, dictionary)
+        return AdaptiveInput(
+            len(dictionary), dictionary.pad(), dim, cfg.adaptive_factor, dim, cutoffs
+        )
 
     def build_layer(self, cfg: Any, memory: Any) -> DecoderLayer:
         return DecoderLayer(
@@ -84,7 +110,6 @@ class TransformerXLDecoder(MemoryDecoder):
             memory,
             RelativeAttention(self.dim, cfg.decoder_attention_heads, cfg.attention_dropout),
             dropout=cfg.dropout,
-            activation_dropout=cfg.activation_dropout,
             activation=activation(cfg.activation_fn),
             normalize_before=not cfg.decoder_post_norm,
             norm=LayerNorm,
@@ -98,11 +123,11 @@ class TransformerXLDecoder(MemoryDecoder):
         return x if self.output_projection is None else self.output_projection(x)
 
     def positions(
-        self, slots: int, shown: int, queries: int, hidden: Tensor
+        self, slots: int, spacing: float, shown: int, queries: int, hidden: Tensor
     ) -> tuple[Tensor, Tensor]:
         return self._distances(slots + shown + queries - 1, -1), hidden
 
-    def cache_positions(self, slots: int, length: int) -> Tensor:
+    def cache_positions(self, slots: int, spacing: float, length: int) -> Tensor:
         return self._distances(slots + self.short_term.size + length - 1, 0)
 
     def _distances(self, farthest: int, nearest: int) -> Tensor:
