@@ -229,10 +229,10 @@ def decoder(model, tokens, segment):
             left = old[: max(0, len(old) - stm)]
             sinks, left = left[: model.short_term.sinks], left[model.short_term.sinks :]
             context = [sinks, recent, source]
-            if layer.memory is not None and layer.memory.has_slots:
+            if layer.memory is not None and layer.memory.num_slots:
                 context.insert(0, compressive_stream(layer.memory, left, [len(left)])[0].detach())
             found = relative_heads(layer.attention, source, torch.cat(context))
-            if layer.memory is not None and not layer.memory.has_slots:
+            if layer.memory is not None and not layer.memory.num_slots:
                 found = row.mix(left, source, found)
             found = layer.attention.output(found)
             x = x + found if layer.normalize_before else layer.attention_norm(x + found)
@@ -288,7 +288,7 @@ def gpt2(model, tokens, segment):
             out = layer.attention.output(found)
             if layer.memory is not None:
                 old = torch.stack(kept) if kept else source[:0]
-                if layer.memory.has_slots:
+                if layer.memory.num_slots:
                     slots = compressive_stream(layer.memory, old, [len(old)])[0].detach()
                     both = gpt2_attention(layer.attention, source, slots)
                 else:

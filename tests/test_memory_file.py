@@ -79,7 +79,7 @@ def damaged(draw, whole):
         del header[name]
     elif lie == "metadata":
         key = draw.choice(list(header["__metadata__"]))
-        header["__metadata__"][key] = draw.choice(["", "x", SCHEMA, WITHOUT_CHECKSUM + "0"])
+        header["__metadata__"][key] = draw.choice(["", "x", SCHEMA, SCHEMA + "0"])
     else:
         header[name], header[other] = header[other], header[name]
     words = json.dumps(header).encode()

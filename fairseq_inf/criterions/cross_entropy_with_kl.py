@@ -124,8 +124,11 @@ class CrossEntropyWithKL(FairseqCriterion):
             )
         # padding goes to no band of the adaptive softmax
         real = target != self.padding_idx
-        bands, targets = softmax(net_output[0][real], target[real])
-        nll = net_output[0].new_zeros((), dtype=torch.float)
+        features, target = net_output[0][real], target[real]
+        nll = 0 * features.float().sum()
+        if not len(target):
+            return nll
+        bands, targets = softmax(features, target)
         for logits, band_target in zip(bands, targets, strict=True):
             if band_target is not None:
                 nll = nll + F.cross_entropy(logits.float(), band_target, reduction="sum")

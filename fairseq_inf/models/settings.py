@@ -51,6 +51,11 @@ def resolve(cfg: Any, config: type) -> None:
         if read and value is None and facts["otherwise"] is not None:
             value = facts["otherwise"]
             setattr(cfg, one.name, value)
+        if isinstance(one.type, type) and issubclass(one.type, Enum):
+            choices = [str(choice) for choice in one.type]
+            if str(value) not in choices:
+                wanted = " or ".join([", ".join(choices[:-1]), choices[-1]])
+                raise ValueError(f"{flag(one.name)} must be {wanted}, got {value}")
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             if not facts["least"] <= value < facts["below"]:
                 bounds = [f"at least {facts['least']}"] * (facts["least"] > -math.inf)
