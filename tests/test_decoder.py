@@ -147,7 +147,9 @@ def test_what_leaves_the_short_term_memory_is_written_in_order():
     held = []
     for part in text(1, 20).split(4, dim=1):
         _, state, _ = decoder(part, state)
-        held.append((state.layers[0].memory.tokens.item(), state.filled.item(), state.position.item()))
+        held.append(
+            (state.layers[0].memory.tokens.item(), state.filled.item(), state.position.item())
+        )
     assert held == [(0, 4, 4), (0, 8, 8), (2, 10, 12), (6, 10, 16), (10, 10, 20)]
 
 

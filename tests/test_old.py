@@ -15,7 +15,9 @@ QUESTION = "w1 w2 w3 w4 w5 w6 w7 w8 w9 w10"
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_an_old_checkpoint_gives_the_scores_of_then_and_an_old_memory_file_is_refused(name, tmp_path):
+def test_an_old_checkpoint_gives_the_scores_of_then_and_an_old_memory_file_is_refused(
+    name, tmp_path
+):
     shutil.copy(OLD / "dict.txt", tmp_path)
     hub = InfiniteFormerLM.from_pretrained(str(OLD), f"{name}.pt", str(tmp_path))
     memory = hub.read((OLD / "text.txt").read_text())

@@ -117,18 +117,16 @@ def test_every_word_is_where_its_schedule_moves_it_exactly():
 
 
 def watch(model, tokens, length):
-    """-> of each segment and layer with a memory: places, what was seen, the extra"""
+    """-> of each row, segment and layer with a memory: row, places, what was written, the state"""
     decoder, places = model.decoder, {}
-    decoder.watched, state, found = True, model.decoder.initial_state(len(tokens)), []
-    with torch.no_grad():
+    state = decoder.initial_state(len(tokens))
+    with torch.no_grad(), Watch(decoder) as watched:
         for part in tokens.split(length, dim=1):
-            _, state, extra = decoder(part, state)
-            for number, own in enumerate(extra["layers"]):
-                if own.watched is not None and own.watched.moves is not None:
-                    for row, move in enumerate(own.watched.moves):
-                        places.setdefault((number, row), Places()).follow(move)
-                        found.append((row, places[number, row], own, state.layers[number].memory))
-                        yield found[-1]
+            _, state, _ = decoder(part, state)
+            for number, written in watched.layers.items():
+                for row, move in enumerate(written.moves or ()):
+                    places.setdefault((number, row), Places()).follow(move)
+                    yield row, places[number, row], written, state.layers[number].memory
 
 
 PLACED = [
@@ -194,32 +192,48 @@ def test_slots_are_named_by_the_words_that_made_them():
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_what_each_slot_gets_of_the_attention_is_what_it_brings_to_its_output(host):
-    decoder = make_model("compressive_transformer", host=host).decoder
-    attention, slots, shown, t = decoder.layers[0].attention, 5, 3, 4
-    key, value = torch.randn(2, 1, 2, shown + t, 8)
-    query = torch.randn(1, 2, t, 8)
-    hidden = torch.full((t, shown + t), -torch.inf).triu(shown + 1)
-    positions = decoder.positions(shown, 0, t, hidden)
+    decoder = make_model("compressive_transformer", host=host).double().decoder
+    attention, brought = decoder.layers[0].attention, []
+    attend, apart = attention.attend, attention.apart
 
-    def attend(first=0, drop=True, value=value):
-        return attention.attend(query, key, value, positions, first, drop)
+    def of_slots(value, shown):
+        """Of the slots alone."""
+        return torch.cat([value[:, :, :shown], torch.zeros_like(value[:, :, shown:])], dim=2)
 
-    weights = _slot_weights(attend, key, shown, slots).masses()
-    assert weights.shape == (1, 2, t, slots) and (weights[..., : slots - shown] == 0).all()
-    only = torch.cat([value[:, :, :shown], torch.zeros_like(value[:, :, shown:])], dim=2)
-    expected = attend(value=only)
-    assert torch.allclose(weights[..., slots - shown :] @ value[:, :, :shown], expected, atol=1e-5)
+    def attended(query, key, value, positions):
+        shown = watched.layers[0].plan.slots
+        brought.append((value[:, :, :shown], attend(query, key, of_slots(value, shown), positions)))
+        return attend(query, key, value, positions)
+
+    def parted(weights, value, shown):
+        brought.append((value[:, :, :shown], attention.mix(weights, of_slots(value, shown))))
+        return apart(weights, value, shown)
+
+    attention.attend, attention.apart = attended, parted
+    state, reads = decoder.initial_state(2), 0
+    with torch.no_grad(), Watch(decoder) as watched:
+        for part in text(2, 40).split(5, dim=1):
+            _, state, _ = decoder(part, state)
+            if watched.layers[0].plan.slots:
+                value, expected = brought[-1]
+                weights = watched.layers[0].seen.masses()
+                empty = weights.size(-1) - value.size(2)
+                assert (weights[..., :empty] == 0).all()
+                assert torch.allclose(weights[..., empty:].double() @ value, expected, atol=1e-6)
+                reads += 1
+    assert reads > 3
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_who_is_watched_does_the_same(memory):
+def test_who_is_watched_does_the_same_then_and_later(memory):
     model = make_model(memory)
     out, state = stream(model.decoder, text(2, 40), 5)
-    model.decoder.watched = True
-    again, other = stream(model.decoder, text(2, 40), 5)
-    assert torch.equal(out, again)
-    for name, x in state.tensors().items():
-        assert torch.equal(x, other.tensors()[name])
+    with Watch(model.decoder):
+        watched = stream(model.decoder, text(2, 40), 5)
+    for again, other in (watched, stream(model.decoder, text(2, 40), 5)):
+        assert torch.equal(out, again)
+        for name, x in state.tensors().items():
+            assert torch.equal(x, other.tensors()[name])
 
 
 def test_a_memory_that_forgets_at_a_threshold_names_only_what_came_since():
@@ -254,7 +268,7 @@ def test_vectors_come_with_their_numbers_in_the_stream(host):
     model, tokens = make_model("gibbs", host=host), text(2, 43)
     come = {0: [], 1: []}
     for row, _, own, _ in watch(model, tokens, 5):
-        come[row].append(own.watched.row(row)[0])
+        come[row].append(own.row(row)[0])
     for parts in come.values():
         numbers = torch.cat(parts[::2])  # of the first layer
         first = model.decoder.short_term.sinks
@@ -262,7 +276,7 @@ def test_vectors_come_with_their_numbers_in_the_stream(host):
         assert len(numbers) > 25
 
 
-@pytest.mark.parametrize("memory", ["gibbs", "picked"])
+@pytest.mark.parametrize("memory", ["gibbs", "selective"])
 def test_a_vector_is_that_of_the_word_of_its_number(memory):
     model, tokens = make_model(memory), text(2, 43)
     decoder, come = model.decoder, 0
@@ -270,7 +284,7 @@ def test_a_vector_is_that_of_the_word_of_its_number(memory):
         made = decoder.layers[0].source(decoder.embed(tokens, torch.zeros(1, dtype=torch.long)))
     for number, (row, _, own, _) in enumerate(watch(model, tokens, 5)):
         if number % 4 < 2:  # the first layer, two rows
-            numbers, vectors = own.watched.row(row)
+            numbers, vectors = own.row(row)
             assert torch.allclose(vectors, made[row, numbers], atol=1e-6)
             come += len(numbers)
     assert come > 25

@@ -54,9 +54,7 @@ class GibbsReader(Reader):
     places: Tensor  # N
     psi: Tensor  # N x N
 
-    def __init__(
-        self, dim: int, num_heads: int, basis: GaussianBasis, gain: float = 0.1
-    ) -> None:
+    def __init__(self, dim: int, num_heads: int, basis: GaussianBasis, gain: float = 0.1) -> None:
         """gain: g at first."""
         if not 0 < gain < math.inf:
             raise SettingError(f"{{gain}} must be positive, got {gain}")

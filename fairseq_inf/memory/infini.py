@@ -81,9 +81,7 @@ class InfiniMemory(LongTermMemory):
         if min(counts) < most:
             taken = torch.arange(most, device=new.device) >= most - new[:, None]
         tokens = state.tokens + new
-        return InfiniPlan(
-            counts=counts, filled=tokens > 0, most=most, taken=taken, tokens=tokens
-        )
+        return InfiniPlan(counts=counts, filled=tokens > 0, most=most, taken=taken, tokens=tokens)
 
     def write(
         self,

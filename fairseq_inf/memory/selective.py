@@ -119,7 +119,9 @@ class SelectiveMemory(LongTermMemory):
         picks = [-(-count // self.pick) for count in counts]
         before = zip(picks, state.held.tolist(), strict=True)
         held = [min(old + new, self.num_slots) for new, old in before]
-        left, taken, kept = (torch.tensor(x, device=state.held.device) for x in (counts, picks, held))
+        left, taken, kept = (
+            torch.tensor(x, device=state.held.device) for x in (counts, picks, held)
+        )
         return SelectivePlan(
             counts=picks, filled=kept > 0, slots=max(held), held=held,
             left=left, picks=taken, most=max(picks), kept=kept,
@@ -135,7 +137,9 @@ class SelectiveMemory(LongTermMemory):
         marks: Tensor | None = None,
     ) -> tuple[SelectiveState, None]:
         if marks is None or key is None:
-            raise ValueError("a selective memory is written with the marks of the vectors and a key")
+            raise ValueError(
+                "a selective memory is written with the marks of the vectors and a key"
+            )
         index = self._picks(plan, marks, key)[..., None].expand(-1, -1, vectors.size(2))
         picked = vectors.detach().gather(1, index)
         slots = push(state.slots.detach(), picked, plan.picks)[:, plan.most :]
@@ -145,7 +149,7 @@ class SelectiveMemory(LongTermMemory):
         """The best rated of each row, in their order, at the left end.  -> B x `most`"""
         width = marks.size(1)
         place = torch.arange(width, device=marks.device)
-        rating = POLICIES[self.policy](Candidates(*marks.unbind(-1), key))
+        rating = POLICIES[self.policy](Candidates(marks[..., 0], marks[..., 1], key)).float()
         rating = rating.masked_fill(place < width - plan.left[:, None], -torch.inf)
         rank = rating.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
         index = torch.where(rank < plan.picks[:, None], place, width).sort(dim=1).values
@@ -177,9 +181,7 @@ class SelectiveMemory(LongTermMemory):
         weights = weights * torch.where(near, 0.1 * counts, counts)
         return EVERY * torch.stack([weights.sum(dim=1), counts.sum(dim=1)], dim=-1)
 
-    def moves(
-        self, state: SelectiveState, plan: SelectivePlan, key: Tensor | None
-    ) -> list[Move]:
+    def moves(self, state: SelectiveState, plan: SelectivePlan, key: Tensor | None) -> list[Move]:
         rows = zip(plan.counts, state.held.tolist(), strict=True)
         return [shift(new, held, self.num_slots) for new, held in rows]
 

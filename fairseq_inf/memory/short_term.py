@@ -141,9 +141,7 @@ class ShortTermMemory:
                              old[:, old.size(1) - shown :] + marks[:, :shown]], dim=1)  # fmt: skip
             old[:, : self.sinks] = 0  # they stay, and are looked at for ever
             marks = marks[:, shown:]
-        return Window(
-            self._push(visible.vectors, new, lengths), self._push(old, marks, lengths)
-        )
+        return Window(self._push(visible.vectors, new, lengths), self._push(old, marks, lengths))
 
     def _push(self, visible: Tensor, new: Tensor, lengths: Tensor | None) -> Tensor:
         sinks, short_term = visible.split([self.sinks, self.length], dim=1)

@@ -303,9 +303,7 @@ class Continuation:
         decoder, reading = self.decoder, self.cache.reading
         last = reading.tokens.size(1) - 1
         count, counts = reading.count.clamp(max=last), [min(n, last) for n in self.counts]
-        places = [
-            self._place(kind, count, counts) for kind in range(len(self.cache.hidden))
-        ]
+        places = [self._place(kind, count, counts) for kind in range(len(self.cache.hidden))]
         row = torch.arange(len(counts), device=tokens.device)
         reading.tokens[row, count] = tokens
         roles = None

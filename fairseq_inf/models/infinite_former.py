@@ -50,7 +50,8 @@ class InfiniteFormerConfig(MemoryConfig):
         read_with={"ltm_density": "gibbs"}, otherwise=0.1,
     )  # fmt: skip
     ltm_samples: Optional[int] = setting(
-        None, "samples of the past at a write, M (default: N, or 2N if the schedule is not constant)"
+        None,
+        "samples of the past at a write, M (default: N, or 2N if the schedule is not constant)",
     )
     ltm_ridge: float = setting(0.5, "penalty of the ridge regression")
     ltm_sticky: bool = setting(False, "sample the past where the last segment looked at it")

@@ -122,7 +122,11 @@ class TokenView:
         self, attention: Attention, source: Tensor, cache: LayerCache, place: Place, table: Any
     ) -> None:
         self.attention, self.keys, self.values = attention, cache.keys, cache.values
-        self.query, self.contents, self.slots = attention.queries(source), cache.contents, place.slots
+        self.query, self.contents, self.slots = (
+            attention.queries(source),
+            cache.contents,
+            place.slots,
+        )
         self.place, self.table = place, table
 
     def attend(self) -> Tensor:
