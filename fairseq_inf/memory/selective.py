@@ -1,8 +1,8 @@
 """The selective memory: vectors kept whole, the host's own, which its own attention reads.
 
 Of every `pick` vectors that leave the short-term memory one is kept, the one that a policy rates
-highest, up to C of them, the oldest lost first.  A policy is a function in POLICIES: it gets what is
-known of the vectors, and says who may stay."""
+highest, up to C of them, the oldest lost first.  A policy is a function in POLICIES: it gets what
+is known of the vectors, and says who may stay."""
 
 from __future__ import annotations
 

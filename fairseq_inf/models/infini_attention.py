@@ -19,7 +19,7 @@ class InfiniAttentionConfig(MemoryConfig):
     )
 
 
-@register("infini_attention_lm", InfiniAttentionConfig)
+@register("infini_attention_lm", InfiniAttentionConfig, wt103={}, sorting={})
 class InfiniAttentionLM(MemoryLM):
     @classmethod
     def build_memory(cls, cfg: Any) -> Callable[[int], InfiniMemory]:

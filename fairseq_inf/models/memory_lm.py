@@ -40,7 +40,7 @@ class MemoryConfig(FairseqDataclass):
 
     freeze_host: bool = setting(False, "learn the long-term memory only", kept=False)
     ltm_enabled: Optional[bool] = setting(
-        None, "only for --model-overrides: {'ltm_enabled': False} switches the long-term memory off",
+        None, "for --model-overrides \"{'ltm_enabled': False}\" alone: without long-term memory",
         kept=False,
     )  # fmt: skip
 
@@ -193,12 +193,12 @@ def with_defaults(config: type, name: str, settings: dict[str, Any]) -> Any:
 def register(
     name: str, config: type | None = None, **settings: dict[str, Any]
 ) -> Callable[[type[MemoryLM]], type[MemoryLM]]:
-    """Register a model in Transformer-XL as --arch `name`, in each other host as `name`_<host>, and
-    as `name`_<suffix> for the sizes of a host that have an architecture of their own.
+    """Register a model in Transformer-XL as --arch `name`, and in each other host as `name`_<host>.
 
     config: a MemoryConfig with the fields of the memory, each of which is a flag; without one there
     is no memory, and `name` is Transformer-XL, `<host>_lm` each other host.
-    settings: other defaults in an architecture, by its suffix, wt103={"field": value}, or by host.
+    settings: other defaults in a host, by its name, gpt2={"field": value}; or, by the suffix of an
+    architecture that the host has sizes for, `name`_<suffix>.
     """
 
     def decorate(cls: type[MemoryLM]) -> type[MemoryLM]:
@@ -214,8 +214,9 @@ def register(
             own.config, own.host, own.arch = whole, host, model
             register_model(model, dataclass=whole)(own)
             for suffix, sizes in host.architectures.items():
-                values = {**sizes, **settings.get(suffix, {})}
-                register_model_architecture(model, f"{name}_{suffix}")(_set_defaults(values))
+                if suffix in settings:
+                    values = {**sizes, **settings[suffix]}
+                    register_model_architecture(model, f"{name}_{suffix}")(_set_defaults(values))
         return cls
 
     return decorate

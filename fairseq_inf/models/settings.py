@@ -21,16 +21,14 @@ def setting(
     read_with: dict[str, str] | None = None,
     otherwise: Any = None,
     kept: bool = True,
-    **before: Any,
 ) -> Any:
     """A field of a configuration, with what it means.
 
     least, below: what a number must be.  read_with: the setting, and its values with commas between
     them, without which this one is not read; it has the default None then, and is `otherwise` if it
-    is not given.  kept: whether the numbers of a saved memory depend on it.  before=value: what models had that
-    were trained when there was no such setting yet, so that these still load."""
+    is not given.  kept: whether the numbers of a saved memory depend on it."""
     facts = {"least": least, "below": below, "with": read_with or {}, "otherwise": otherwise}
-    return field(default=default, metadata={"help": text, "kept": kept, **facts, **before})
+    return field(default=default, metadata={"help": text, "kept": kept, **facts})
 
 
 def resolve(cfg: Any, config: type) -> None:

@@ -3,6 +3,6 @@
 from .memory_lm import MemoryLM, register
 
 
-@register("transformer_xl_lm", sorting={"stm_length": 2048})
+@register("transformer_xl_lm", wt103={}, sorting={"stm_length": 2048})
 class TransformerXLLM(MemoryLM):
     pass

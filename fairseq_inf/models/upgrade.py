@@ -1,4 +1,4 @@
-"""Checkpoints of version 0.3: their configuration, and the names of their weights, as they are now."""
+"""Checkpoints of version 0.3: their configuration as it is now."""
 
 from __future__ import annotations
 

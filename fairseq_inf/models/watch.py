@@ -1,5 +1,5 @@
-"""What the memories of a decoder do with each segment, seen from outside: nothing in a decoder knows
-that it is looked at."""
+"""What the memories of a decoder do with each segment, seen from outside: nothing in a decoder
+knows of it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One layer of the decoder: what leaves the window is written, the queries look at the window and at
-the memory, what they find is spoken into the residual stream; then the feed-forward net."""
+"""One layer of the decoder: what leaves the window is written, the queries look at the window and
+at the memory, what they find is spoken into the residual stream; then the feed-forward net."""
 
 from __future__ import annotations
 
