@@ -14,7 +14,6 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
 import fairseq_inf.models
-import fairseq_inf.tasks.dialogue
 import fairseq_inf.tasks.recall
 import fairseq_inf.tasks.sorting  # noqa: F401  (registers models, tasks and the criterion)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import importlib.util
 import io
 import json
 import os
@@ -17,22 +16,21 @@ from conftest import ROOT, fairseq
 from fairseq.data import Dictionary, data_utils
 from zoo import HOSTS, MEMORIES, make_model
 
-from fairseq_inf.analysis import scores
-from fairseq_inf.analysis.answers import Answers
-from fairseq_inf.analysis.facts import known_facts
 from fairseq_inf.analysis.why import attended
-from fairseq_inf.commands import chat, dialogue, prepare_dialogue
+from fairseq_inf.commands import chat
 from fairseq_inf.data import SequenceBatches, StreamDataset, load_encoding
-from fairseq_inf.data.dialogue import (
-    MARKERS,
+from fairseq_inf.dialogue import evaluate, scores
+from fairseq_inf.dialogue import prepare as command
+from fairseq_inf.dialogue.answers import Answers
+from fairseq_inf.dialogue.cmu_dog import (
     PUBLISHED,
     check_published,
     film_text,
-    find_said,
-    find_turns,
     load_conversations,
     load_films,
 )
+from fairseq_inf.dialogue.facts import known_facts
+from fairseq_inf.dialogue.turns import MARKERS, find_said, find_turns
 from fairseq_inf.hub import MemoryHub, open_hub
 from fairseq_inf.models.generation import Continuation, OpenSegment, Reading, new_reading, read
 
@@ -93,7 +91,7 @@ def prepare(*args):
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setattr(sys, "argv", ["prepare", *map(str, args)])
         try:
-            prepare_dialogue.main()
+            command.main()
         except SystemExit as stopped:
             return stopped.code
     return printed.getvalue()
@@ -269,7 +267,7 @@ def test_new_roles_add_exactly_nothing_and_a_word_must_be_known():
     model.load_state_dict(state)
     tokens = torch.randint(4, 30, (2, 9))
     assert torch.equal(plain(tokens)[0], model(tokens)[0])
-    assert "--role-words" in model.memory_flags and "--role-words" not in plain.memory_flags
+    assert [x.memory_flags["--role-words"] for x in (plain, model)] == [None, "w1,w2"]
     with pytest.raises(ValueError, match="--role-words: <who> is not in the dictionary"):
         make_model(role_words="<who>")
 
@@ -503,7 +501,7 @@ def test_meteor_is_that_of_nltk(real_data, monkeypatch):
 
 
 def test_without_wordnet_it_is_said_which_folder_is_missing(tmp_path):
-    code = "from fairseq_inf.analysis.scores import load_meteor; load_meteor()"
+    code = "from fairseq_inf.dialogue.scores import load_meteor; load_meteor()"
     env = {**os.environ, "NLTK_DATA": str(tmp_path), "HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=env, text=True, capture_output=True
@@ -610,7 +608,7 @@ def test_a_split_is_answered_measured_and_compared(trained, data, tmp_path, real
     one, two = tmp_path / "one.json", tmp_path / "two.json"
     args = [data, "--path", trained, "--cpu", "--max-tokens", 10, "--output"]
     examples = tmp_path / "examples.md"
-    printed, failed = called(dialogue, [*args, one, "--examples", examples])
+    printed, failed = called(evaluate, [*args, one, "--examples", examples])
     assert failed is None
     lines = examples.read_text().splitlines()
     assert lines[0] == "Conversation 1" and "Conversation 2" in lines
@@ -622,11 +620,11 @@ def test_a_split_is_answered_measured_and_compared(trained, data, tmp_path, real
     assert (result["conversations"], result["responses"]) == (2, 3 + 3)
     assert all(x["low"] <= x["value"] <= x["high"] for x in result["measures"].values())
     assert result["turns"][1]["text"] == "it is Frozen, with Idina Menzel"
-    called(dialogue, [*args, two, "--memory-off", "--greedy"])
-    printed, failed = called(dialogue, ["--compare", one, two])
+    called(evaluate, [*args, two, "--memory-off", "--greedy"])
+    printed, failed = called(evaluate, ["--compare", one, two])
     assert failed is None and "| perplexity | " in printed and printed.count("\n") == 11
-    called(dialogue, [*args, two, "--answered", 0, "--conversations", 1])
-    _, failed = called(dialogue, ["--compare", one, two])
+    called(evaluate, [*args, two, "--answered", 0, "--conversations", 1])
+    _, failed = called(evaluate, ["--compare", one, two])
     assert "different conversations" in failed
 
 
@@ -637,20 +635,20 @@ def test_what_cannot_be_compared_is_named(tmp_path, content):
     path = tmp_path / "one.json"
     if content is not None:
         path.write_text(content)
-    _, failed = called(dialogue, ["--compare", path, path])
+    _, failed = called(evaluate, ["--compare", path, path])
     assert f"--compare {path} " in failed and "\n" not in failed
 
 
 def test_bad_requests_are_named_before_anything_is_read(trained, data, tmp_path):
     output = tmp_path / "one.json"
     args = [data, "--path", trained, "--cpu", "--answered", 0, "--output"]
-    _, failed = called(dialogue, [*args, output, "--facts"])
+    _, failed = called(evaluate, [*args, output, "--facts"])
     assert "--facts needs 10 documents to compare, these conversations have 2" in failed
-    _, failed = called(dialogue, [*args, tmp_path / "no" / "one.json"])
+    _, failed = called(evaluate, [*args, tmp_path / "no" / "one.json"])
     assert f"{tmp_path / 'no' / 'one.json'} cannot be written" in failed
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Answers, "run", interrupted)
-        _, failed = called(dialogue, [*args, output])
+        _, failed = called(evaluate, [*args, output])
     assert "interrupted, nothing was written" in failed
     assert not list(tmp_path.iterdir())
 
@@ -658,13 +656,13 @@ def test_bad_requests_are_named_before_anything_is_read(trained, data, tmp_path)
 @pytest.mark.parametrize(
     "flag, value", [("--topp", "0"), ("--max-tokens", 10**12), ("--seed", 2**64)]
 )
-@pytest.mark.parametrize("command", [dialogue, chat])
+@pytest.mark.parametrize("command", [evaluate, chat])
 def test_draws_that_cannot_be_are_refused(command, flag, value, tmp_path, capsys):
     document = tmp_path / "film.txt"
     document.write_text("Frozen")
     args = ["--path", "x", flag, value]
     args += (
-        ["x", "--output", "x"] if command is dialogue else ["--data", "x", "--document", document]
+        ["x", "--output", "x"] if command is evaluate else ["--data", "x", "--document", document]
     )
     called(command, args)
     assert f"error: {flag} must be " in capsys.readouterr().err
@@ -683,13 +681,13 @@ def test_a_model_of_another_task_answers_if_it_knows_the_markers(data, tmp_path)
         output = tmp_path / f"{folder.name}.json"
         path = tmp_path / folder.name / "checkpoint_last.pt"
         args = [folder, "--path", path, "--cpu", "--answered", 0, "--output", output, "--bf16"]
-        return called(dialogue, args)
+        return called(evaluate, args)
 
     printed, failed = train(data)
     assert failed is None and "| perplexity | " in printed
     path = tmp_path / data.name / "checkpoint_last.pt"
     args = [data, "--path", path, "--cpu", "--answered", 0, "--output", tmp_path / "off.json"]
-    assert "has no long-term memory" in called(dialogue, [*args, "--memory-off"])[1]
+    assert "has no long-term memory" in called(evaluate, [*args, "--memory-off"])[1]
     plain = tmp_path / "plain"
     plain.mkdir()
     (plain / "text").write_text("it is a film about snow\n" * 40)
@@ -715,7 +713,7 @@ def test_a_talk_ends_with_the_input_and_says_why(trained, data, tmp_path):
     assert "of its looks at words in the long-term memory went to the document" in printed
     assert printed.count(chat.HELP) == 2
     with pytest.MonkeyPatch.context() as patch:  # a memory in which words have no place
-        patch.setattr("fairseq_inf.memory.SignalMemory.moves", lambda *args: None)
+        patch.setattr("fairseq_inf.memory.ContinuousMemory.moves", lambda *args: None)
         printed, failed = called(chat, args, "who?\n/why\nand when?\n")
     assert failed is None and "no memory in which words have a place" in printed
     assert printed.count("it:  ") == 2, "it goes on"
@@ -732,9 +730,8 @@ def test_a_talk_ends_with_the_input_and_says_why(trained, data, tmp_path):
 
 def test_the_table_pools_the_seeds_and_compares_with_the_host(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    spec = importlib.util.spec_from_file_location("table", ROOT / "scripts" / "dialogue.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    from fairseq_inf.dialogue import experiment as script
+
     rng = np.random.default_rng(0)
 
     def result(config, seed, gain, **more):

@@ -17,7 +17,7 @@ Without an option that names an encoding it is GPT-2's, from the folder GPT2_BPE
 vocab.bpe and, to be kept, dict.txt), or downloaded to data/gpt2_bpe.
 
 TEXT
-    python -m fairseq_inf.commands.prepare_dialogue --help | sed -n '/^options/,$p'
+    fairseq-inf-prepare-dialogue --help | sed -n '/^options/,$p'
 }
 
 [[ $# == 0 || $1 == -h || $1 == --help ]] && help && exit
@@ -29,4 +29,4 @@ if [[ " $* " != *" --encoding"* && " $* " != *" --bpe"* && " $* " != *" --spm-mo
     bpe=$(bash "$here/../gpt2/bpe.sh")
     encoding=(--bpe gpt2 --gpt2-bpe "$bpe")
 fi
-python -m fairseq_inf.commands.prepare_dialogue "$@" "${encoding[@]}"
+fairseq-inf-prepare-dialogue "$@" "${encoding[@]}"

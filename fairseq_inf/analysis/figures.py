@@ -11,8 +11,8 @@ import torch
 
 from fairseq_inf.memory import Places
 
-from .sample import phrases
 from .report import pyplot, write_csv
+from .sample import phrases
 from .trace import Trace
 
 # colours that those who see no red or no green tell apart (Okabe and Ito)

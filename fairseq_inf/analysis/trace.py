@@ -20,7 +20,6 @@ from torch import Tensor
 from fairseq_inf.errors import Failure
 from fairseq_inf.memory import CellDensity, GaussianDensity, Move, Places, Weights
 
-
 FORMAT = "fairseq_inf trace 1"
 CODES = {"f8": "F64", "f4": "F32", "f2": "F16", "i8": "I64", "i4": "I32", "u1": "U8"}
 

@@ -12,6 +12,7 @@ from fairseq_inf.errors import Failure, plain_errors
 if TYPE_CHECKING:
     from fairseq_inf.hub import MemoryHub
 
+DOCUMENT, YOU, ME = MARKERS = ("<doc>", "<speaker1>", "<speaker2>")
 HELP = "/why shows what the last answer looked at in the document, /bye or Ctrl-D ends the talk"
 
 
@@ -21,15 +22,12 @@ class Chat:
     def __init__(self, hub: "MemoryHub", document: Path, settings: dict[str, Any]) -> None:
         import torch
 
-        from fairseq_inf.data.dialogue import DOCUMENT, SPEAKERS
-
         self.hub, self.settings, self.torch = hub, settings, torch
         words = hub.dictionary
-        for word in (DOCUMENT, *SPEAKERS):
+        for word in MARKERS:
             if word not in words:
                 raise Failure(f"the model does not know {word}: name one of --task dialogue.")
-        self.marker = {word: torch.tensor([words.index(word)]) for word in (DOCUMENT, *SPEAKERS)}
-        self.you, self.me = SPEAKERS
+        self.marker = {word: torch.tensor([words.index(word)]) for word in MARKERS}
         self.end = torch.tensor([words.eos()])
         text = self._text(document)
         self.memory = hub.read_tokens(self.marker[DOCUMENT])
@@ -56,8 +54,8 @@ class Chat:
     def say(self, text: str) -> str:
         """-> the answer"""
         said = self.hub.tokens_of(f" {text}")
-        self._read(self.marker[self.you], said, self.end, self.marker[self.me])
-        [answer] = self.hub.go_on(self.memory.reading, without=list(self.marker), **self.settings)
+        self._read(self.marker[YOU], said, self.end, self.marker[ME])
+        [answer] = self.hub.go_on(self.memory.reading, without=MARKERS, **self.settings)
         self.answer_at = len(self.stream)
         self._read(answer.cpu())  # with its end
         return self.hub.text_of(answer).strip()

@@ -15,8 +15,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from fairseq_inf.analysis.report import table
 from fairseq_inf.commands import check_draws
 from fairseq_inf.errors import Failure, plain_errors
+
+from .scores import MEASURES, bootstrap, by_conversation, compare, load_meteor, statistics
 
 
 def parse() -> argparse.Namespace:
@@ -48,44 +53,31 @@ def parse() -> argparse.Namespace:
     if not args.compare and not (args.data and args.path and args.output):
         parser.error("give DATA_BIN, --path and --output, or --compare with two files")
     check_draws(parser, args)
-    for name in ("rows", "branches", "conversations", "beam"):
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {value}")
-    if args.answered is not None and args.answered < 0:
-        parser.error(f"--answered must be at least 0, got {args.answered}")
+    for name in ("rows", "branches", "conversations", "beam", "answered"):
+        value, least = getattr(args, name), int(name != "answered")
+        if value is not None and value < least:
+            parser.error(f"--{name} must be at least {least}, got {value}")
     if args.examples and args.answered == 0:
         parser.error("--examples needs answers: --answered must be at least 1")
     return args
 
 
-def search_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Of fairseq's generator."""
-    if args.greedy or args.beam:
-        return {"beam": args.beam or 1}
-    return {"sampling": True, "sampling_topp": args.topp}
-
-
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """-> what the JSON file holds"""
-    import numpy as np
-
-    from fairseq_inf.analysis.answers import Answers
-    from fairseq_inf.analysis.facts import AMONG, known_facts
-    from fairseq_inf.analysis.scores import bootstrap, by_conversation, load_meteor, statistics
-    from fairseq_inf.analysis.why import explain
-    from fairseq_inf.data.dialogue import MARKERS
     from fairseq_inf.hub import open_hub
     from fairseq_inf.memory import check_writable
+
+    from .answers import Answers
+    from .facts import AMONG, known_facts
+    from .looks import explain
+    from .turns import MARKERS
 
     for path in filter(None, (args.output, args.examples)):
         check_writable(str(path))
     if args.answered != 0:
         load_meteor()  # fails now rather than later
-    off = {"ltm_enabled": False} if args.memory_off else {}
-    hub = open_hub(args.path, args.data, args.cpu, **off)
-    if args.bf16:
-        hub = hub.bfloat16()
+    hub = open_hub(args.path, args.data, args.cpu)
+    hub = hub.bfloat16() if args.bf16 else hub
     missing = [word for word in MARKERS if word not in hub.dictionary]
     if missing:
         raise Failure(
@@ -94,6 +86,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         )
     if args.memory_off and not hub.model.has_memory:
         raise Failure(f"--path {args.path} has no long-term memory: leave --memory-off out.")
+    hub.model.decoder.ltm_enabled &= not args.memory_off
     hub.task.load_dataset(args.split)
     begin = time.time()
     answers = Answers(hub, hub.task.dataset(args.split), args.conversations)
@@ -102,41 +95,39 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             f"--facts needs {AMONG} documents to compare, these conversations have "
             f"{len(answers.documents)}: leave it out, or take more of the split."
         )
-    settings = {"max_tokens": args.max_tokens, **search_settings(args)}
+    settings: dict[str, Any] = {"sampling": True, "sampling_topp": args.topp}  # of fairseq's
+    if args.greedy or args.beam:
+        settings = {"beam": args.beam or 1}
+    settings["max_tokens"] = args.max_tokens
     turns = answers.run(args.answered, args.rows, args.branches, args.seed, True, **settings)
     seconds = time.time() - begin
-    facts = known_facts(answers) if args.facts else {}
-    numbers = [said.conversation for said in turns]
+
     likely = np.array([[said.nll, said.tokens] for said in turns])
-    found = {"ppl": by_conversation(likely, numbers)}
-    answered = len(answers.streams)
-    if args.answered is not None:
-        answered = min(args.answered, answered)
+    sums = {"ppl": by_conversation(likely, [said.conversation for said in turns])}
+    count = len(answers.streams)
+    answered = count if args.answered is None else min(args.answered, count)
     responses = [said for said in turns if said.turn > 0 and said.conversation < answered]
     if responses:
         each = statistics([said.answer for said in responses], [said.text for said in responses])
         numbers = [said.conversation for said in responses]
-        found |= {name: by_conversation(x, numbers) for name, x in each.items()}
+        sums |= {name: by_conversation(x, numbers) for name, x in each.items()}
     if args.examples:
         args.examples.write_text(explain(answers, answered), "utf-8")
     asked = {name: x for name, x in vars(args).items() if name != "compare"} | settings
     return {
         "asked": {name: str(x) if isinstance(x, Path) else x for name, x in asked.items()},
         "seconds": round(seconds, 1),
-        "conversations": len(answers.streams),
+        "conversations": count,
         "answered": answered,
         "responses": len(responses),
-        "measures": bootstrap(found),
-        "facts": facts,
-        "statistics": {name: x.tolist() for name, x in found.items()},
+        "measures": bootstrap(sums),
+        "facts": known_facts(answers) if args.facts else {},
+        "statistics": {name: x.tolist() for name, x in sums.items()},
         "turns": [vars(said) for said in turns],
     }
 
 
 def show(result: dict[str, Any]) -> str:
-    from fairseq_inf.analysis.report import table
-    from fairseq_inf.analysis.scores import MEASURES
-
     lines = [
         [MEASURES[name].title, f"{x['value']:.2f}", f"{x['low']:.2f}–{x['high']:.2f}"]
         for name, x in result["measures"].items()
@@ -150,36 +141,25 @@ def load(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise Failure(f"--compare {path} does not exist or is not a file.")
     try:
-        found = json.loads(path.read_text())
-        [(x["conversation"], x["text"]) for x in found["turns"]]
-        found["statistics"]["ppl"], found["measures"]["ppl"], found["answered"]
+        result = json.loads(path.read_text())
+        [(x["conversation"], x["text"]) for x in result["turns"]]
+        result["statistics"]["ppl"], result["measures"]["ppl"], result["answered"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise Failure(f"--compare {path} is not what fairseq-inf-dialogue has written.") from None
-    return found
+    return result
 
 
 def show_difference(paths: list[Path]) -> str:
-    import numpy as np
-
-    from fairseq_inf.analysis.report import table
-    from fairseq_inf.analysis.scores import MEASURES, compare
-
     results = [load(path) for path in paths]
     one, other = ([(x["conversation"], x["text"]) for x in r["turns"]] for r in results)
     if one != other or len({r["answered"] for r in results if r["answered"]}) > 1:
         raise Failure(f"{paths[0]} and {paths[1]} are of different conversations.")
     both = [name for name in MEASURES if all(name in r["statistics"] for r in results)]
     mine, theirs = ({name: np.array(r["statistics"][name]) for name in both} for r in results)
-    found = compare(mine, theirs)
-    lines = [
-        [
-            MEASURES[name].title,
-            *(f"{r['measures'][name]['value']:.2f}" for r in results),
-            f"{x['difference']:+.2f}",
-            f"{x['p']:.3f}",
-        ]
-        for name, x in found.items()
-    ]
+    lines = []
+    for name, x in compare(mine, theirs).items():
+        values = [f"{r['measures'][name]['value']:.2f}" for r in results]
+        lines.append([MEASURES[name].title, *values, f"{x['difference']:+.2f}", f"{x['p']:.3f}"])
     return table(["measure", *(path.stem for path in paths), "difference", "p"], lines)
 
 

@@ -7,9 +7,9 @@ import numpy as np
 from fairseq.tasks import register_task
 
 from fairseq_inf.data import StreamDataset
-from fairseq_inf.data.dialogue import SPEAKERS, find_said
+from fairseq_inf.tasks.sequences import SequencesConfig, SequencesTask
 
-from .sequences import SequencesConfig, SequencesTask
+from .turns import SPEAKERS, find_said
 
 
 @dataclass

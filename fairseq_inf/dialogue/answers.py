@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
-from fairseq_inf.data.dialogue import MARKERS, find_turns
-from fairseq_inf.data.streams import StreamDataset
+from fairseq_inf.data import StreamDataset
 from fairseq_inf.hub import MemoryHub
 from fairseq_inf.models.generation import OpenSegment, Reading, new_reading, read
+
+from .turns import MARKERS, find_turns
 
 # B conversations side by side, L tokens of a segment
 
@@ -101,22 +102,20 @@ class Answers:
         # side by side are those that are answered, and of these those of about the same length
         order = [
             stream
-            for some in (self.streams[:answered], self.streams[answered:])
-            for stream in sorted(some, key=lambda stream: len(stream.tokens))
+            for part in (self.streams[:answered], self.streams[answered:])
+            for stream in sorted(part, key=lambda stream: len(stream.tokens))
         ]
         torch.manual_seed(seed)
         with tqdm(total=len(self.streams), unit=" conversations", disable=not progress) as bar:
             for first in range(0, len(order), rows):
-                own = order[first : first + rows]
-                for segment, turn in self._segments(own):
+                some = order[first : first + rows]
+                for segment, turn in self._segments(some):
                     starts = self._starts(segment, turn, answered)
-                    for some in starts.split(branches) if len(starts) else ():
-                        self._answer(segment, turn, some, settings)
-                bar.update(len(own))
-        for said, nll, tokens in zip(
-            self.turns, self.nll.tolist(), self.tokens.tolist(), strict=True
-        ):
-            said.nll, said.tokens = nll, tokens
+                    for part in starts.split(branches) if len(starts) else ():
+                        self._answer(segment, turn, part, settings)
+                bar.update(len(some))
+        for number, said in enumerate(self.turns):
+            said.nll, said.tokens = float(self.nll[number]), int(self.tokens[number])
         return self.turns
 
     def _segments(self, streams: list[Stream]) -> Iterator[tuple[OpenSegment, Tensor]]:
@@ -157,10 +156,10 @@ class Answers:
     def _starts(self, segment: OpenSegment, turn: Tensor, answered: int) -> Tensor:
         """-> row and column of each marker that an answer follows: n x 2"""
         tokens = segment.cache.reading.tokens[:, : segment.longest].cpu()
-        found = (torch.isin(tokens, self.markers) & (turn >= 0)).nonzero()
-        said = [self.turns[int(turn[tuple(at)])] for at in found]
-        kept = [i for i, x in enumerate(said) if x.turn > 0 and x.conversation < answered]
-        return found[kept]
+        markers = (torch.isin(tokens, self.markers) & (turn >= 0)).nonzero()
+        said = [self.turns[int(turn[tuple(at)])] for at in markers]
+        wanted = [i for i, x in enumerate(said) if x.turn > 0 and x.conversation < answered]
+        return markers[wanted]
 
     def _answer(
         self, segment: OpenSegment, turn: Tensor, starts: Tensor, settings: dict[str, Any]

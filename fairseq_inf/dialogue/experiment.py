@@ -1,8 +1,8 @@
 """Train configs on document-grounded dialogue, answer the test split, and print one table.
 
-    python scripts/dialogue.py examples/dialogue/config/smollm2 --data data-bin/dialogue-smollm2 \
-        --without data-bin/dialogue-smollm2-without --host imported/dialogue-smollm2/checkpoint.pt \
-        --seeds 2 3 --jobs 2 --cpu
+    python -m fairseq_inf.dialogue.experiment examples/dialogue/config/smollm2 \
+        --data data-bin/dialogue-smollm2 --without data-bin/dialogue-smollm2-without \
+        --host imported/dialogue-smollm2/checkpoint.pt --seeds 2 3 --jobs 2 --cpu
 
 The first argument is a folder of hydra configs, or single ones; those whose names end in
 _without_document are trained and tested on --without.  Each is trained over the seeds, --jobs
@@ -17,25 +17,18 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from runs import (
-    add_rows,
-    find_rows,
-    once,
-    run,
-    shown,
-    side_by_side,
-    spread,
-    threads_each,
-    train,
-)
+import runs  # type: ignore
 
-from fairseq_inf.analysis.facts import QUESTIONS
 from fairseq_inf.analysis.report import table
-from fairseq_inf.analysis.scores import MEASURES, bootstrap, compare
+
+from .facts import QUESTIONS
+from .scores import MEASURES, bootstrap, compare
 
 WITHOUT = "_without_document"
 SHOWN = ("f1", "rouge1", "rougeL", "meteor", "bleu", "chrf")
@@ -47,10 +40,11 @@ PAPER = {
     "infinite_former": "18.02, 8.92, 15.28, 12.51, 7.52",
     "infinite_former_sticky": "18.04, 9.01, 15.37, 12.56, 7.55",
 }
+Result = dict[str, Any]
 
 
-def work(args, row, seed):
-    """Train and test one row, or what an earlier call has left.  -> its results"""
+def work(args: argparse.Namespace, row: Any, seed: int) -> Result:
+    """Train and test one row, or what an earlier call has left."""
     folder = row.folder(args.out, seed)
     bare, first = row.config.stem.endswith(WITHOUT), seed == args.seeds[0]
     answered, facts = args.answered if first else 0, args.facts and first and not bare
@@ -66,67 +60,68 @@ def work(args, row, seed):
         "config": row.config.read_text(),
     }
 
-    def measure():
+    def measure() -> Result:
         overrides = [f"checkpoint.finetune_from_model='{args.host}'", *row.overrides]
-        seconds = train(row.config, data, seed, folder, overrides, args.threads, args.cpu)
-        checkpoint = folder / "checkpoint_last.pt"
+        seconds = runs.train(row.config, data, seed, folder, overrides, args.threads, args.cpu)
         more = ["--facts"] * facts
         if first and row.name == args.shown:
             more += ["--examples", str(folder / "examples.md")]
-        answers = evaluate(args, data, checkpoint, folder / "answers.json", answered, *more)
+        answers = evaluate(args, data, folder, "answers", answered, *more)
         result = {"config": row.name, "seed": seed, "seconds": seconds}
-        result.update({name: answers[name] for name in ("statistics", "facts")})
+        result |= {name: answers[name] for name in ("statistics", "facts")}
         result["ppl"] = answers["measures"]["ppl"]["value"]
         if first and not bare:
-            other = evaluate(args, args.without, checkpoint, folder / "without.json", 0)
+            other = evaluate(args, args.without, folder, "without", 0)
             result["without"] = other["measures"]["ppl"]["value"]
         return result
 
-    return once(folder, asked, measure)
+    return runs.once(folder, asked, measure)
 
 
-def evaluate(args, data, checkpoint, output, answered, *how):
+def evaluate(
+    args: argparse.Namespace, data: str, folder: Path, name: str, answered: int | None, *how: str
+) -> Result:
     """answered: how many conversations.  -> what fairseq-inf-dialogue writes, or has written"""
+    output = folder / f"{name}.json"
     if not output.is_file():
         command = [
-            sys.executable, "-m", "fairseq_inf.commands.dialogue", data,
-            "--path", str(checkpoint), "--output", str(output), *how,
+            sys.executable, "-m", "fairseq_inf.dialogue.evaluate", data,
+            "--path", str(folder / "checkpoint_last.pt"), "--output", str(output), *how,
         ]  # fmt: skip
         command += ["--cpu"] * args.cpu + ["--bf16"] * args.bf16
         for flag, count in (("--answered", answered), ("--conversations", args.conversations)):
             command += [] if count is None else [flag, str(count)]
-        run(command, output.with_suffix(".log"), args.threads)
+        runs.run(command, output.with_suffix(".log"), args.threads)
     return json.loads(output.read_text())
 
 
-def pooled(results):
+def pooled(results: Sequence[Result]) -> dict[str, np.ndarray]:
     """The statistics of all seeds of a config that have them together: of each measure C x K."""
-    found = {name: [r["statistics"].get(name) for r in results] for name in MEASURES}
-    return {name: np.sum([x for x in own if x], axis=0) for name, own in found.items() if any(own)}
+    by_seed = {name: [r["statistics"].get(name) for r in results] for name in MEASURES}
+    return {name: np.sum([x for x in xs if x], axis=0) for name, xs in by_seed.items() if any(xs)}
 
 
-def report(results, rows, seeds):
+def report(results: Sequence[Result], rows: Sequence[Any], seeds: Sequence[int]) -> str:
     """-> the table, and which differences from the host are more than chance"""
     asked = [kind for kind in QUESTIONS if any(kind in r["facts"] for r in results)]
     head = ["model", "perplexity", "by seed", "without document"]
     head += [*asked, *(MEASURES[name].title for name in SHOWN), "minutes", "paper"]
     lines, compared = [], []
-    found = {row.name: [r for r in results if r["config"] == row.name] for row in rows}
-    for own in found.values():
-        own.sort(key=lambda r: seeds.index(r["seed"]))
-    for name, own in found.items():
-        values = [r["ppl"] for r in own]
-        cells = [shown(name), spread(values), ", ".join(f"{v:.2f}" for v in values)]
-        cells.append(f"{own[0]['without']:.2f}" if "without" in own[0] else "–")
+    by_row = {row.name: [r for r in results if r["config"] == row.name] for row in rows}
+    for name, mine in by_row.items():
+        mine.sort(key=lambda r: seeds.index(r["seed"]))
+        values = [r["ppl"] for r in mine]
+        cells = [runs.shown(name), runs.spread(values), ", ".join(f"{v:.2f}" for v in values)]
+        cells.append(f"{mine[0]['without']:.2f}" if "without" in mine[0] else "–")
         for kind in asked:
-            share = own[0]["facts"].get(kind)
+            share = mine[0]["facts"].get(kind)
             cells.append(f"{100 * share[0]:.0f} %" if share else "–")
-        measures = bootstrap(pooled(own))
+        measures = bootstrap(pooled(mine))
         cells += ["{value:.2f} ({low:.2f}–{high:.2f})".format(**measures[kind]) for kind in SHOWN]
-        cells.append(spread([r["seconds"] / 60 for r in own]))
+        cells.append(runs.spread([r["seconds"] / 60 for r in mine]))
         lines.append([*cells, PAPER.get(name, "–")])
-        if name != "host" and "host" in found:
-            against = compare(pooled(own), pooled(found["host"]))
+        if name != "host" and "host" in by_row:
+            against = compare(pooled(mine), pooled(by_row["host"]))
             said = [
                 f"{MEASURES[kind].title} {x['difference']:+.2f} (p = {x['p']:.3f})"
                 for kind, x in against.items()
@@ -136,27 +131,28 @@ def report(results, rows, seeds):
     return "\n".join([table(head, lines), "", *compared])
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add_rows(parser)
-    parser.add_argument("--data", required=True, help="data-bin of examples/dialogue/prepare.sh")
-    parser.add_argument("--without", required=True, help="the same, made with --without-document")
-    parser.add_argument("--host", required=True, help="checkpoint that all begin from")
-    parser.add_argument("--out", default="dialogue", help="folder for checkpoints and results")
-    parser.add_argument("--bf16", action="store_true", help="measure in bfloat16")
-    parser.add_argument("--conversations", type=int, help="of the test split, the first that many")
-    parser.add_argument("--answered", type=int, help="of these, the first that many (all)")
-    parser.add_argument("--facts", action="store_true", help="ask for names in the documents, too")
+    runs.add_rows(parser)
+    add = parser.add_argument
+    add("--data", required=True, help="data-bin of examples/dialogue/prepare.sh")
+    add("--without", required=True, help="the same, made with --without-document")
+    add("--host", required=True, help="checkpoint that all begin from")
+    add("--out", default="dialogue", help="folder for checkpoints and results")
+    add("--bf16", action="store_true", help="measure in bfloat16")
+    add("--conversations", type=int, help="of the test split, the first that many")
+    add("--answered", type=int, help="of these, the first that many (all)")
+    add("--facts", action="store_true", help="ask for names in the documents, too")
     args = parser.parse_intermixed_args()
     if args.answered is not None and args.answered < 1:
         parser.error(f"--answered must be at least 1, got {args.answered}")
-    rows = find_rows(parser, args)
+    rows = runs.find_rows(parser, args)
     args.without, args.host = (str(Path(x).resolve()) for x in (args.without, args.host))
     for flag, path in (("--without", Path(args.without) / "dict.txt"), ("--host", Path(args.host))):
         if not path.is_file():
             parser.error(f"{flag}: {path} does not exist")
-    args.threads, args.shown = threads_each(args.jobs), rows[-1].name
-    results = side_by_side(
+    args.threads, args.shown = runs.threads_each(args.jobs), rows[-1].name
+    results = runs.side_by_side(
         args.jobs,
         [partial(work, args, row, seed) for seed in args.seeds for row in rows],
         lambda result: f"{result['config']} seed {result['seed']}: {result['ppl']:.2f}",

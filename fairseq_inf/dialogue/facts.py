@@ -4,12 +4,12 @@ import re
 
 import torch
 
-from fairseq_inf.data.dialogue import END, SPEAKERS
 from fairseq_inf.models.generation import read
 
 from .answers import Answers, pad
+from .turns import END, SPEAKERS
 
-AMONG = 10  # documents, the own one and others
+AMONG = 10  # documents: the one that has the fact, and others
 # what is looked for in a document, and a conversation that ends where it would be said
 QUESTIONS = {
     "film": (r"Film: (.+)", "what is the movie called?", "it is called"),
@@ -33,19 +33,18 @@ def known_facts(
     first, end, second = (
         torch.tensor([decoder.dictionary.index(x)]) for x in (SPEAKERS[0], END, SPEAKERS[1])
     )
-    spelled = [hub.text_of(document) for document in answers.documents]
-    found = {}
+    texts = [hub.text_of(document) for document in answers.documents]
+    known = {}
     for name, (pattern, question, answer) in QUESTIONS.items():
-        facts = {
-            i: m.group(1).strip() for i, x in enumerate(spelled) if (m := re.search(pattern, x))
-        }
-        owner = [i for i, fact in facts.items() if sum(fact in x for x in spelled) == 1]
+        matches = [re.search(pattern, text) for text in texts]
+        names = [match.group(1).strip() if match else "" for match in matches]
+        owner = [i for i, x in enumerate(names) if x and sum(x in text for text in texts) == 1]
         if len(owner) < among:
             continue
         before = torch.cat(
             [first, hub.tokens_of(f" {question}"), end, second, hub.tokens_of(f" {answer}")]
         )
-        lines = [torch.cat([before, hub.tokens_of(f" {facts[i]}")]) for i in owner]
+        lines = [torch.cat([before, hub.tokens_of(f" {names[i]}")]) for i in owner]
         asked, counts = pad(lines, decoder.dictionary.pad())
         # fact x document, the own one first
         fact = torch.arange(len(owner))[:, None]
@@ -63,9 +62,8 @@ def known_facts(
                 score=True,
             )
             logs[some] = scores[:, len(before) :].sum(1).double().cpu()
-        logs = logs.view(-1, among)
-        own, others = logs[:, 0], logs[:, 1:]
-        known = (own > others.amax(1)).double()
-        gain = own - others.mean(1)
-        found[name] = (float(known.mean()), float(gain.mean()))
-    return found
+        after_own, after_others = logs.view(-1, among).split([1, among - 1], dim=1)
+        likeliest = (after_own > after_others).all(1).double()
+        gain = after_own.mean() - after_others.mean()
+        known[name] = (float(likeliest.mean()), float(gain))
+    return known

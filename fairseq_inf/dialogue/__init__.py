@@ -1,0 +1,3 @@
+"""Conversations about a document that was read once: the paper's third experiment.
+
+A guest: nothing outside imports it, and the package works without this folder."""
