@@ -14,11 +14,14 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
 import fairseq_inf.models
+import fairseq_inf.tasks.guests
 import fairseq_inf.tasks.recall
 import fairseq_inf.tasks.sorting  # noqa: F401  (registers models, tasks and the criterion)
 
 EXAMPLES = ROOT / "examples"
-CONFIGS = [str(path.relative_to(EXAMPLES)) for path in sorted(EXAMPLES.glob("*/config/*/*.yaml"))]
+CONFIGS = [
+    str(path.relative_to(EXAMPLES)) for path in sorted(EXAMPLES.glob("*/config/*/[!_]*.yaml"))
+]
 TABLES = sorted({config.rpartition("/")[0] for config in CONFIGS})
 
 MEMORIES = [
@@ -43,25 +46,22 @@ ROWS = {
 }
 # what the paper's models have that their architectures do not say
 DEFAULTS = {
-    "dialogue": {
-        "dropout": 0.1,
-        "decoder_positions": 1024,
-        "role_words": "<doc>,<speaker1>,<speaker2>",
-    },
-    "gpt2": {"dropout": 0.1, "decoder_positions": 1024},
-    "wikitext103": {"dropout": 0.1},
+    "dialogue": {"role_words": "<doc>,<speaker1>,<speaker2>"},
 }
-
-HOSTS_ALONE = ("gpt2", "host", "host_without_document")
 
 
 def read(config):
-    return yaml.safe_load((EXAMPLES / config).read_text())
+    """With its bases, which have none of its settings."""
+    path = EXAMPLES / config
+    own = yaml.safe_load(path.read_text())
+    bases = [base for base in own.pop("defaults", []) if base != "_self_"]
+    parts = [yaml.safe_load(path.with_name(f"{base}.yaml").read_text()) for base in bases]
+    return OmegaConf.to_container(OmegaConf.merge(own, *parts))
 
 
 def read_table(table):
     """-> the configs in a folder by the names of their rows"""
-    return {path.stem: read(path) for path in sorted((EXAMPLES / table).glob("*.yaml"))}
+    return {path.stem: read(path) for path in sorted((EXAMPLES / table).glob("[!_]*.yaml"))}
 
 
 def known(section, name):
@@ -104,7 +104,8 @@ def test_the_rows_of_a_table_differ_in_their_memory_alone(table):
     wanted = ROWS.get(example, list(rows))
     assert list(rows) == wanted if scale == "paper" else set(rows) >= set(wanted)
     for row, config in rows.items():
-        assert config["checkpoint"].pop("save_dir") == f"checkpoints/{folder}/{row}"
+        place = config["checkpoint"].pop("save_dir").replace("${hydra:job.config_name}", row)
+        assert place == f"checkpoints/{folder}/{row}"
         own = ["_name", "ltm", "cmem", "compression", "infini", "slot"]
         if example in ("recall", "sorting"):
             own.append("stm")
@@ -138,19 +139,20 @@ def test_short_and_long_term_memory_together_are_as_long_in_every_row_of_sorting
 def test_a_config_of_the_paper_says_what_its_architecture_says(config):
     example, _, _, row = config.removesuffix(".yaml").split("/")
     model = read(config)["model"]
-    suffix = {"wikitext103": "wt103", "dialogue": "gpt2"}.get(example, example)
-    arch = "gpt2_lm" if row in HOSTS_ALONE else f"{model['_name']}_{suffix}"
-    args = argparse.Namespace(_name=model["_name"], **DEFAULTS.get(example, {}))
-    ARCH_CONFIG_REGISTRY[arch](args)
+    name = model["_name"]
+    suffix = {"wikitext103": "_wt103", "sorting": "_sorting"}.get(example, "")
+    args = argparse.Namespace(_name=name, **DEFAULTS.get(example, {}))
+    ARCH_CONFIG_REGISTRY[name + suffix](args)
     assert model.pop("ltm_sticky", False) == row.endswith("sticky")
     if example == "gpt2":  # the paper's: the architecture is unbounded by itself
         assert model.pop("ltm_threshold", None) == (2048 if "infinite" in row else None)
     if example == "dialogue" and row == "compressive_transformer":
         args.compression_rate = 3
     if row.endswith("gibbs"):  # what the paper has not
-        own = {"ltm_tau": None, "ltm_widths": "auto"}
-        own |= {"ltm_schedule": "uniform", "ltm_density": "gibbs"}
-        model["ltm_tau"] = None
-        for name, value in own.items():
-            setattr(args, name, value)
-    assert vars(args) == model
+        args.ltm_widths, args.ltm_schedule, args.ltm_density = "auto", "uniform", "gibbs"
+    structure = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[name])
+    said, meant = (
+        OmegaConf.merge(structure, {k: v for k, v in settings.items() if k != "_name"})
+        for settings in (model, vars(args))
+    )
+    assert said == meant

@@ -57,7 +57,7 @@ def work(args: argparse.Namespace, row: Any, seed: int) -> Result:
         "--bf16": args.bf16,
         "--facts": facts,
         "overrides": row.overrides,
-        "config": row.config.read_text(),
+        "config": [x.read_text() for x in (row.config, *sorted(row.config.parent.glob("_*.yaml")))],
     }
 
     def measure() -> Result:
