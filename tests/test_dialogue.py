@@ -5,6 +5,8 @@ import copy
 import io
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -13,14 +15,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, fairseq
+from fairseq import options, tasks
 from fairseq.data import Dictionary, data_utils
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from zoo import HOSTS, MEMORIES, make_model
 
 from fairseq_inf.analysis.why import attended
 from fairseq_inf.commands import chat
 from fairseq_inf.data import SequenceBatches, StreamDataset, load_encoding
-from fairseq_inf.dialogue import evaluate, scores
-from fairseq_inf.dialogue import prepare as command
+from fairseq_inf.dialogue import evaluate, prepare, scores
 from fairseq_inf.dialogue.answers import Answers
 from fairseq_inf.dialogue.cmu_dog import (
     PUBLISHED,
@@ -31,10 +34,25 @@ from fairseq_inf.dialogue.cmu_dog import (
 )
 from fairseq_inf.dialogue.facts import known_facts
 from fairseq_inf.dialogue.turns import MARKERS, find_said, find_turns
+from fairseq_inf.errors import Failure
 from fairseq_inf.hub import MemoryHub, open_hub
 from fairseq_inf.models.generation import Continuation, OpenSegment, Reading, new_reading, read
+from fairseq_inf.pretrained.checkpoint import save_checkpoint
 
 L = 32  # tokens of a segment
+
+
+def called(command, *args, typed=""):
+    """A command in this process.  -> what it printed, what it failed with"""
+    printed, failed = io.StringIO(), None
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setattr(sys, "argv", [command.__name__, *map(str, args)])
+        patch.setattr(sys, "stdin", io.StringIO(typed))
+        try:
+            command.main()
+        except SystemExit as stopped:
+            failed = stopped.code
+    return printed.getvalue(), failed
 
 
 def film(number, name="Frozen"):
@@ -52,49 +70,35 @@ def film(number, name="Frozen"):
     return {"0": facts, **scenes, "3": "At the end it is warm again.", "wikiDocumentIdx": number}
 
 
-def conversation(number, messages):
-    history = [{"uid": uid, "text": text, "docIdx": 0} for uid, text in messages]
+def conversation(number, *messages):
+    history = [{"uid": f"user{who}", "text": text, "docIdx": 0} for who, text in messages]
     return {"wikiDocumentIdx": number, "history": history}
 
 
 MESSAGES = [
-    ("user1", "hello  there"),
-    ("user1", "what film is it?"),
-    ("user2", "it is Frozen, with Idina Menzel"),
-    ("user1", "who directed it?"),
-    ("user2", "Chris Buck did."),
-    ("user2", " "),
-    ("user2", "It has a snowman!"),
-    ("user1", "I like snow, thanks"),
+    (1, "hello  there"),
+    (1, "what film is it?"),
+    (2, "it is Frozen, with Idina Menzel"),
+    (1, "who directed it?"),
+    (2, "Chris Buck did."),
+    (2, " "),
+    (2, "It has a snowman!"),
+    (1, "I like snow, thanks"),
 ]
 
 
 def write_data(folder):
     """A CMU-DoG of two films; b stands in train and in valid, c in train and in test."""
-    places = {"train": "abcdefgh", "valid": "bpq", "test": "crs"}
-    for number, name in enumerate(("Frozen", "Jaws")):
-        path = folder / "WikiData" / f"{name}.json"
+    files = {f"WikiData/{name}": film(i, name) for i, name in enumerate(("Frozen", "Jaws"))}
+    for split, names in {"train": "abcdefgh", "valid": "bpq", "test": "crs"}.items():
+        for i, name in enumerate(names):
+            said = MESSAGES[: len(MESSAGES) - i % 5]
+            files[f"Conversations/{split}/{name}"] = conversation(i % 2, *said)
+    for name, content in files.items():
+        path = folder / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(film(number, name)))
-    for split, names in places.items():
-        for number, name in enumerate(names):
-            path = folder / "Conversations" / split / f"{name}.json"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            messages = MESSAGES[: len(MESSAGES) - number % 5]
-            path.write_text(json.dumps(conversation(number % 2, messages)))
+        path.write_text(json.dumps(content))
     return folder
-
-
-def prepare(*args):
-    """In this process.  -> what it printed, or what it failed with"""
-    printed = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
-        patch.setattr(sys, "argv", ["prepare", *map(str, args)])
-        try:
-            command.main()
-        except SystemExit as stopped:
-            return stopped.code
-    return printed.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +109,8 @@ def source(tmp_path_factory):
 @pytest.fixture(scope="module")
 def data(source, tmp_path_factory):
     out = tmp_path_factory.mktemp("dialogue") / "bin"
-    assert "responses" in prepare(source, out, "--part", "--vocab-size", 320)
+    printed, failed = called(prepare, source, out, "--part", "--vocab-size", 320)
+    assert "responses" in printed and failed is None
     return out
 
 
@@ -113,6 +118,11 @@ def streams(data, split):
     words = Dictionary.load(str(data / "dict.txt"))
     lines = data_utils.load_indexed_dataset(str(data / split), words, "mmap")
     return StreamDataset(lines, words, "documents", words.eos(), str(data / split))
+
+
+@pytest.fixture(scope="module")
+def split(data):
+    return streams(data, "test")
 
 
 # the data
@@ -128,8 +138,8 @@ def test_the_whole_data_set_has_the_published_responses(real_data):
 
 
 def test_a_stream_is_a_document_and_then_the_turns_each_with_its_end(data, source):
-    split = streams(data, "train")
-    words, first = split.dictionary, split[0]
+    train = streams(data, "train")
+    words, first = train.dictionary, train[0]
     turns = find_turns(first.numpy(), words, "a")
     text = film_text(film(0), source)
     assert words[int(first[0])] == "<doc>" and "Film: Frozen\n" in text and text.count("\n") == 11
@@ -143,9 +153,8 @@ def test_a_stream_is_a_document_and_then_the_turns_each_with_its_end(data, sourc
         " Chris Buck did. It has a snowman!",
         " I like snow, thanks",
     ]
-    assert [words[int(first[turn.begin])] for turn in turns] == [
-        f"<speaker{i}>" for i in (1, 2, 1, 2, 1)
-    ]
+    markers = [words[int(first[turn.begin])] for turn in turns]
+    assert markers == [f"<speaker{i}>" for i in (1, 2, 1, 2, 1)]
     assert turns[-1].end == len(first) - 1
 
 
@@ -156,64 +165,55 @@ def test_what_stands_in_train_is_taken_out_of_the_other_splits(data):
     assert counts["valid"]["responses"] == 3 + 3
 
 
-def test_a_document_can_be_left_out(source, data, tmp_path):
-    prepare(source, tmp_path / "bin", "--part", "--encoding", data, "--without-document")
-    assert (tmp_path / "bin" / "dict.txt").read_text() == (data / "dict.txt").read_text()
-    split, whole = streams(tmp_path / "bin", "test"), streams(data, "test")
+def test_data_are_encoded_as_others_that_know_the_markers_and_may_leave_the_document_out(
+    source, data, split, tmp_path
+):
+    again = tmp_path / "bin"
+    called(prepare, source, again, "--part", "--encoding", data, "--without-document")
+    assert (again / "dict.txt").read_text() == (data / "dict.txt").read_text()
+    bare = streams(again, "test")
     for number in range(len(split)):
-        begin = find_turns(whole[number].numpy(), whole.dictionary, "")[0].begin
-        assert begin > 0 and torch.equal(split[number], whole[number][begin:])
+        begin = find_turns(split[number].numpy(), split.dictionary, "")[0].begin
+        assert begin > 0 and torch.equal(bare[number], split[number][begin:])
+
+
+CALL, FROZEN = "Conversations/test/r.json", "WikiData/Frozen.json"
 
 
 @pytest.mark.parametrize(
     "name,content,said",
     [
-        ("Conversations/test/r.json", '{"history": [', "broken JSON"),
-        ("Conversations/test/r.json", json.dumps(conversation(7, MESSAGES)), "wikiDocumentIdx 7"),
-        ("Conversations/test/r.json", json.dumps(conversation(0, MESSAGES[:2])), "two turns"),
-        (
-            "Conversations/test/r.json",
-            json.dumps(conversation(0, [("me", "hi")])),
-            "user1 or",
-        ),
-        ("Conversations/test/r.json", '{"wikiDocumentIdx": 0, "history": ["hi"]}', "user1 or"),
-        ("Conversations/test/r.json", '{"wikiDocumentIdx": [0], "history": []}', "[0], is not in"),
-        (
-            "Conversations/test/r.json",
-            json.dumps(conversation(0, [("user1", "\ud800"), ("user2", "hi")])),
-            "half a character",
-        ),
-        ("WikiData/Frozen.json", json.dumps({**film(0), "2": "  "}), "section 2"),
-        ("WikiData/Frozen.json", json.dumps({**film(0), "0": {}}), "section 0"),
-        ("WikiData/Jaws.json", json.dumps(film(0)), "wikiDocumentIdx 0"),
-        ("WikiData/Frozen.json", "[]", "JSON object"),
+        (CALL, '{"history": [', "broken JSON"),
+        (CALL, conversation(7, *MESSAGES), "wikiDocumentIdx 7"),
+        (CALL, conversation(0, *MESSAGES[:2]), "two turns"),
+        (CALL, conversation(0, (3, "hi")), "user1 or"),
+        (CALL, {"wikiDocumentIdx": 0, "history": ["hi"]}, "user1 or"),
+        (CALL, {"wikiDocumentIdx": [0], "history": []}, "[0], is not in"),
+        (CALL, conversation(0, (1, "\ud800"), (2, "hi")), "half a character"),
+        (FROZEN, {**film(0), "2": "  "}, "section 2"),
+        (FROZEN, {**film(0), "0": {}}, "section 0"),
+        ("WikiData/Jaws.json", film(0), "wikiDocumentIdx 0"),
+        (FROZEN, [], "JSON object"),
+        (None, None, "train has 8 conversations with 25 responses"),
     ],
 )
 def test_bad_data_are_named_in_one_sentence_and_leave_nothing(tmp_path, name, content, said):
     source = write_data(tmp_path / "source")
-    (source / name).write_text(content)
-    failure = prepare(source, tmp_path / "bin", "--part", "--vocab-size", 320)
-    assert str(source / name) in failure and said in failure and "\n" not in failure
+    part = ["--part"] * bool(name)  # without it the data are to be whole
+    if name:
+        text = content if isinstance(content, str) else json.dumps(content)
+        (source / name).write_text(text)
+    _, failure = called(prepare, source, tmp_path / "bin", *part, "--vocab-size", 320)
+    assert str(source / (name or "")) in failure and said in failure and "\n" not in failure
+    assert name or "--part" in failure
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
-
-
-def test_data_are_encoded_as_other_data_that_know_the_markers(data, source, tmp_path):
-    again = tmp_path / "bin"
-    assert "responses" in prepare(source, again, "--part", "--encoding", data)
-    assert (again / "dict.txt").read_text() == (data / "dict.txt").read_text()
-
-
-def test_a_part_of_the_data_set_is_told(source, tmp_path):
-    failure = prepare(source, tmp_path / "bin", "--vocab-size", 320)
-    assert "train has 8 conversations with 25 responses" in failure and "--part" in failure
 
 
 # the task
 
 
 @pytest.mark.parametrize("document", [False, True])
-def test_targets_are_what_is_said_and_the_ends_of_turns(data, document):
-    split = streams(data, "test")
+def test_targets_are_what_is_said_and_the_ends_of_turns(split, document):
     words = split.dictionary
 
     def asked(dataset, number):
@@ -222,16 +222,49 @@ def test_targets_are_what_is_said_and_the_ends_of_turns(data, document):
     batch = SequenceBatches(split, 2, L, slice(0, 2), asked)[0]
     firsts = []
     for row in range(2):
+        tokens = split[row]
         targets = torch.cat([segment["target"][row] for segment in batch["segments"]])
         inputs = [segment["net_input"]["src_tokens"][row] for segment in batch["segments"]]
         assert int(inputs[0][0]) == words.eos(), "a memory of its own"
-        turns = find_turns(split[row].numpy(), words, "")
-        parts = [split[row][turn.begin + 1 : turn.end + 1] for turn in turns]
+        turns = find_turns(tokens.numpy(), words, "")
+        parts = [tokens[turn.begin + 1 : turn.end + 1] for turn in turns]
         if document:
-            parts.insert(0, split[row][1 : turns[0].begin])
+            parts.insert(0, tokens[1 : turns[0].begin])
         assert torch.equal(targets[targets != words.pad()], torch.cat(parts))
         firsts.append(1 if document else turns[0].begin + 1)
     assert batch["first"] == min(firsts) // L
+
+
+def test_the_package_works_without_dialogue(data, tmp_path):
+    shutil.copytree(
+        ROOT / "fairseq_inf",
+        tmp_path / "fairseq_inf",
+        ignore=lambda folder, names: {"dialogue", "__pycache__"} & set(names),
+    )
+    code = """
+import importlib, pkgutil, sys
+sys.meta_path[:] = [x for x in sys.meta_path if "editable" not in str(x).lower()]
+import fairseq_inf
+for module in pkgutil.walk_packages(fairseq_inf.__path__, "fairseq_inf."):
+    importlib.import_module(module.name)
+from fairseq.tasks import TASK_REGISTRY
+assert TASK_REGISTRY.keys() >= {"long_sequence_lm", "recall", "sorting"}
+assert "dialogue" not in TASK_REGISTRY
+from fairseq_cli.train import cli_main
+cli_main()
+"""
+    done = subprocess.run(
+        [
+            sys.executable, "-c", code, data, "--user-dir", "fairseq_inf",
+            *"--task long_sequence_lm --arch transformer_xl_lm --decoder-embed-dim 8 --cpu".split(),
+            *"--decoder-layers 1 --optimizer adam --tokens-per-sample 8 --batch-size 2".split(),
+            *"--max-update 1 --num-workers 0 --no-save --disable-validation".split(),
+        ],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": "."}, text=True, capture_output=True,
+    )  # fmt: skip
+    assert "done training" in done.stdout + done.stderr, done.stderr[-2000:]
+    for path in set(ROOT.glob("fairseq_inf/**/*.py")) - set(ROOT.glob("fairseq_inf/dialogue/*")):
+        assert not re.search(r"(fairseq_inf|from \.*)\.dialogue", path.read_text()), path
 
 
 # roles
@@ -248,14 +281,12 @@ def test_roles_go_on_over_segments_and_tokens(host):
     of = decoder.roles.of(text, torch.tensor([0, 1]))
     assert of[0].tolist() == [0] * 3 + [1] * 14 + [2] * 8
     assert of[1].tolist() == [1] * 9 + [2] * 16
-    lengths = torch.tensor([25, 25])
     reading = new_reading(decoder, 2, 7)
-    _, whole = read(decoder, reading, text, lengths, score=True)
+    _, whole = read(decoder, reading, text, torch.tensor([25, 25]), score=True)
     go_on = Continuation(decoder, read(decoder, reading, text[:, :2], torch.tensor([2, 2])))
     for i in range(2, 25):
         logs = decoder.get_normalized_probs((go_on.output, None), log_probs=True)[:, 0]
-        found = logs.gather(1, text[:, i : i + 1]).squeeze(1)
-        assert torch.allclose(found, whole[:, i], atol=1e-4)
+        assert torch.allclose(logs.gather(1, text[:, i : i + 1])[:, 0], whole[:, i], atol=1e-4)
         go_on.feed(text[:, i])
 
 
@@ -284,18 +315,21 @@ def test_a_branch_is_the_reading_of_what_stands_before_it(name, host):
     text = torch.randint(4, 30, (3, 31), generator=draw)
     start = read(decoder, new_reading(decoder, 3, 12), text[:, :25], torch.tensor([25, 17, 5]))
     rows, counts = torch.tensor([0, 2, 2, 1]), torch.tensor([1, 3, 6, 4])
-    segment = torch.randint(4, 30, (3, 12), generator=draw)
-    other = torch.randint(4, 30, (3, 12), generator=draw)
-    opened = []
-    for behind in (segment, other):
-        tokens = segment.clone()
-        for row, count in ((0, 1), (1, 4), (2, 6)):
-            tokens[row, count:] = behind[row, count:]
-        full = Reading(start.memory, tokens, torch.full((3,), 12))
-        opened.append(OpenSegment(decoder, full).branch(rows, counts))
-    one, two = opened
-    kept = torch.tensor([0, 2, 3])  # row 1 ends before what was changed
-    both = [opened.rows(kept).tensors() for opened in (one, two)]
+    segment, other = torch.randint(4, 30, (2, 3, 12), generator=draw)
+    ends = torch.tensor([1, 4, 6])[:, None]  # of the longest branch of each row
+    one, two = (
+        OpenSegment(
+            decoder,
+            Reading(
+                start.memory,
+                torch.where(torch.arange(12) < ends, segment, behind),
+                torch.full((3,), 12),
+            ),
+        ).branch(rows, counts)
+        for behind in (segment, other)
+    )
+    longest = torch.tensor([0, 2, 3])  # branch 1 ends before what was changed
+    both = [opened.rows(longest).tensors() for opened in (one, two)]
     for part, x in both[0].items():
         assert torch.equal(x, both[1][part]), part
     behind = torch.arange(12) >= counts[:, None]
@@ -310,26 +344,26 @@ def test_a_branch_is_the_reading_of_what_stands_before_it(name, host):
 
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory):
-    """-> checkpoint of a model of --task dialogue"""
+    """-> checkpoint of a config of the example, made small, and its loss in the last validation"""
     folder = tmp_path_factory.mktemp("trained")
-    sizes = (
-        "--decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 64 "
-        "--decoder-attention-heads 2 --stm-length 8 --ltm-basis 64"
-    ).split()
+    sizes = "layers=2 embed_dim=32 ffn_embed_dim=64 attention_heads=2 key_heads=2".split()
     printed = fairseq(
-        "train", data, "--user-dir", "fairseq_inf", "--task", "dialogue", "--cpu",
-        "--arch", "infinite_former_lm", *sizes, "--role-words", ",".join(MARKERS),
-        "--criterion", "cross_entropy_with_kl", "--optimizer", "adam", "--lr", 0.005,
-        "--tokens-per-sample", L, "--batch-size", 4, "--max-update", 20, "--num-workers", 0,
-        "--save-dir", folder, "--log-format", "json", "--no-epoch-checkpoints",
+        "hydra-train", "--config-dir", ROOT / "examples/dialogue/config/small",
+        "--config-name", "infinite_former_gibbs", *(f"model.decoder_{x}" for x in sizes),
+        "model.stm_length=8", "+model.ltm_basis=64", f"task.tokens_per_sample={L}",
+        f"task.data={data}", "dataset.batch_size=4", "dataset.valid_subset=test",
+        "dataset.validate_interval=99", "checkpoint.save_interval=99",
+        "optimization.max_update=20", "optimizer.groups.default.lr_float=0.005",
+        f"checkpoint.save_dir={folder}", "checkpoint.finetune_from_model=null",
+        f"hydra.run.dir={folder}", "common.bf16=false", "common.cpu=true",
+        "common.log_format=json",
     )  # fmt: skip
-    assert "done training" in printed
-    return folder / "checkpoint_last.pt"
+    return folder / "checkpoint_last.pt", float(re.search(r'"test_nll_loss": "(.+?)"', printed)[1])
 
 
 @pytest.fixture(scope="module")
 def hub(trained, data):
-    hub = open_hub(str(trained), str(data), cpu=True)
+    hub = open_hub(str(trained[0]), str(data), cpu=True)
     with torch.no_grad():  # so that the memory matters
         for layer in hub.model.decoder.layers:
             torch.nn.init.normal_(layer.memory.output.weight)
@@ -340,82 +374,71 @@ class Lines(list):
     sizes = None
 
 
-def changed(dataset, number, at, token):
+def changed(dataset, number, at):
     """The same split with another token at a place of a stream."""
     new = copy.copy(dataset)
     new.lines = Lines(dataset.lines[i].clone() for i in range(len(dataset)))
     new.lines.sizes = dataset.lines.sizes
-    new.lines[number][at] = token
+    new.lines[number][at] = 10 if int(dataset[number][at]) != 10 else 11
     return new
 
 
 GREEDY = {"max_tokens": 20, "beam": 1}
 
 
-def test_the_reference_is_never_in_sight_of_its_own_answer(hub, data):
-    split = streams(data, "test")
-    before = copy.deepcopy(Answers(hub, split).run(**GREEDY))
-    turns = find_turns(split[0].numpy(), split.dictionary, "")
-    for place, turn in enumerate(turns[1:], 1):
-        first = turn.begin + 1  # the first word of what was said: all else of it comes later
-        other = changed(split, 0, first, 10 if int(split[0][first]) != 10 else 11)
-        after = Answers(hub, other).run(**GREEDY)
+def test_the_reference_is_never_in_sight_of_its_own_answer(hub, split):
+    before = Answers(hub, split).run(**GREEDY)
+    for place, turn in enumerate(find_turns(split[0].numpy(), split.dictionary, "")[1:], 1):
+        # the first word of what was said: all else of it comes later
+        after = Answers(hub, changed(split, 0, turn.begin + 1)).run(**GREEDY)
         for said, again in zip(before, after, strict=True):
             if said.conversation == 0 and said.turn <= place:
                 assert said.answer == again.answer
                 assert (said.nll != again.nll) == (said.turn == place), "it is judged by it"
 
 
-def test_a_document_longer_than_a_segment_is_in_memory_before_the_first_turn(hub, data):
-    split = streams(data, "test")
-    answers = Answers(hub, split)
-    [document, _] = answers.documents
-    assert len(document) > 4 * L + hub.model.decoder.stm_length
+def test_a_document_longer_than_a_segment_is_in_memory_before_the_first_turn(hub, split):
+    [document, _] = Answers(hub, split).documents
+    decoder = hub.model.decoder
+    assert len(document) > 4 * L + decoder.stm_length
     reading = hub.read_tokens(document).reading
     assert int(reading.memory.position + reading.count) == len(document) + 1
     # its first words have left segment and short-term memory, and still matter
-    word = 10 if int(split[0][2]) != 10 else 11
-    decoder = hub.model.decoder
     told = {}
     for memory in (True, False):
-        decoder.ltm_enabled = memory
-        try:
-            runs = [Answers(hub, x).run(0) for x in (split, changed(split, 0, 2, word))]
-        finally:
-            decoder.ltm_enabled = True
-        told[memory] = runs[0][0].nll != runs[1][0].nll
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(decoder, "ltm_enabled", memory)
+            one, other = (Answers(hub, x).run(0)[0].nll for x in (split, changed(split, 0, 2)))
+        told[memory] = one != other
     assert told == {True: True, False: False}
 
 
-def test_likelihoods_are_those_of_reading_each_stream_alone_and_of_the_task(hub, data, trained):
-    split = streams(data, "test")
-    turns = Answers(hub, split).run(0, rows=2)
+def score(hub, tokens):
+    """-> of each token its log-probability after those before it"""
+    decoder = hub.model.decoder
+    reading, length = new_reading(decoder, 1, L), torch.tensor([len(tokens)])
+    return read(decoder, reading, tokens[None], length, score=True)[1][0]
+
+
+def test_likelihoods_are_those_of_reading_each_stream_alone_and_of_the_task(
+    hub, data, split, trained
+):
+    turns = iter(Answers(hub, split).run(0, rows=2))
     for number in range(len(split)):
-        own = [said for said in turns if said.conversation == number]
-        tokens = split[number]
-        reading = new_reading(hub.model.decoder, 1, L)
-        _, logs = read(
-            hub.model.decoder, reading, tokens[None], torch.tensor([len(tokens)]), score=True
-        )
-        for said, turn in zip(own, find_turns(tokens.numpy(), split.dictionary, ""), strict=True):
-            wanted = -float(logs[0, turn.begin + 1 : turn.end + 1].sum())
+        logs = score(hub, split[number])
+        for turn in find_turns(split[number].numpy(), split.dictionary, ""):
+            said = next(turns)
+            wanted = -float(logs[turn.begin + 1 : turn.end + 1].sum())
             assert said.nll == pytest.approx(wanted, abs=1e-3)
-            assert said.tokens == turn.end - turn.begin
-    plain = Answers(open_hub(str(trained), str(data), cpu=True), split).run(0)
-    printed = fairseq(
-        "validate", data, "--user-dir", "fairseq_inf", "--task", "dialogue", "--cpu",
-        "--path", trained, "--valid-subset", "test", "--batch-size", 2, "--num-workers", 0,
-        "--log-format", "json",
-    )  # fmt: skip
-    [line] = [line for line in printed.splitlines() if "| test |" in line]
-    found = float(json.loads(line[line.index("{") :])["test_nll_loss"])
+            assert (said.conversation, said.tokens) == (number, turn.end - turn.begin)
+    plain = Answers(open_hub(str(trained[0]), str(data), cpu=True), split).run(0)
     bits = sum(x.nll for x in plain) / sum(x.tokens for x in plain) / np.log(2)
-    assert found == pytest.approx(bits, abs=2e-3)
+    assert trained[1] == pytest.approx(bits, abs=2e-3)
 
 
 def test_answers_are_the_same_one_by_one_and_side_by_side(hub, data):
     split = streams(data, "train")
-    one = copy.deepcopy(Answers(hub, split, 4).run(rows=1, branches=1, **GREEDY))
+    one = Answers(hub, split, 4).run(rows=1, branches=1, **GREEDY)
     two = Answers(hub, split, 4).run(rows=4, branches=5, **GREEDY)
     assert [x.answer for x in one] == [x.answer for x in two]
     assert all(x.answer == "" for x in one if x.turn == 0)
@@ -425,51 +448,42 @@ def test_answers_are_the_same_one_by_one_and_side_by_side(hub, data):
     assert not any(marker in x.answer for x in one for marker in MARKERS)
 
 
-def test_draws_repeat_with_their_seed(hub, data):
-    split = streams(data, "test")
+def test_draws_repeat_with_their_seed(hub, split):
     settings = {"max_tokens": 12, "sampling": True, "sampling_topp": 0.9}
-    runs = [
-        [x.answer for x in copy.deepcopy(Answers(hub, split).run(seed=seed, **settings))]
-        for seed in (1, 1, 2)
-    ]
-    assert runs[0] == runs[1] != runs[2]
+    one, again, other = (
+        [x.answer for x in Answers(hub, split).run(seed=seed, **settings)] for seed in (1, 1, 2)
+    )
+    assert one == again != other
 
 
-def test_what_an_answer_looked_at_is_found_by_its_place(hub, data):
-    split = streams(data, "test")
+def test_what_an_answer_looked_at_is_found_by_its_place(hub, split):
     tokens = split[0]
-    turns = find_turns(tokens.numpy(), split.dictionary, "")
-    weights = attended(hub, tokens, turns[-1].begin)
-    seen = len(tokens) - turns[-1].begin
+    begin = find_turns(tokens.numpy(), split.dictionary, "")[-1].begin
+    weights = attended(hub, tokens, begin)
     assert len(weights) == len(tokens)
     assert weights.min() >= 0 and float(weights.sum()) == pytest.approx(1)
-    assert not weights[len(tokens) - min(seen, 8) :].any(), "it has not left the short-term memory"
+    in_sight = min(len(tokens) - begin, 8)
+    assert not weights[-in_sight:].any(), "it has not left the short-term memory"
 
 
-def test_a_fact_is_known_if_it_is_likeliest_after_its_own_document(hub, data):
-    split = streams(data, "test")
+def test_a_fact_is_known_if_it_is_likeliest_after_its_own_document(hub, split):
     answers = Answers(hub, split)
-    documents = answers.documents
-    decoder, index = hub.model.decoder, split.dictionary.index
+    index = split.dictionary.index
     # the films of these two documents differ, their casts and directors do not
     before = [
         *(index("<speaker1>"), *hub.tokens_of(" what is the movie called?").tolist()),
         *(split.dictionary.eos(), index("<speaker2>"), *hub.tokens_of(" it is called").tolist()),
     ]
-    logs = np.zeros((2, 2))
-    names = [hub.text_of(x).split("Film: ")[1].split("\n")[0] for x in documents]
+    names = [hub.text_of(x).split("Film: ")[1].split("\n")[0] for x in answers.documents]
     assert sorted(names) == ["Frozen", "Jaws"]
-    for i, document in enumerate(documents):
+    logs = np.zeros((2, 2))
+    for i, document in enumerate(answers.documents):
         for j, name in enumerate(names):
             fact = hub.tokens_of(f" {name}")
-            text = torch.cat([document, torch.tensor(before), fact])[None]
-            reading = new_reading(decoder, 1, L)
-            _, scores = read(decoder, reading, text, torch.tensor([text.size(1)]), score=True)
-            logs[i, j] = float(scores[0, -len(fact) :].sum())
-    found = known_facts(answers, among=2, rows=3)
-    assert list(found) == ["film"]
-    share, gain = found["film"]
-    assert share == np.mean(logs.argmax(0) == [0, 1])
+            text = torch.cat([document, torch.tensor(before), fact])
+            logs[i, j] = float(score(hub, text)[-len(fact) :].sum())
+    [(name, (share, gain))] = known_facts(answers, among=2, rows=3).items()
+    assert name == "film" and share == np.mean(logs.argmax(0) == [0, 1])
     assert gain == pytest.approx((logs[0, 0] - logs[1, 0] + logs[1, 1] - logs[0, 1]) / 2, abs=1e-4)
     assert abs(gain) > 1e-3, "the memory matters"
 
@@ -477,10 +491,15 @@ def test_a_fact_is_known_if_it_is_likeliest_after_its_own_document(hub, data):
 # measures
 
 
-@pytest.mark.slow
-def test_meteor_is_that_of_nltk(real_data, monkeypatch):
+@pytest.fixture
+def nltk(real_data, monkeypatch):
     nltk = pytest.importorskip("nltk", reason="pip install 'fairseq_inf[dialogue]'")
     monkeypatch.setattr(nltk.data, "path", [str(real_data / "nltk_data")])
+    return nltk
+
+
+@pytest.mark.slow
+def test_meteor_is_that_of_nltk(nltk):
     from nltk.translate.meteor_score import meteor_score
 
     answer = (
@@ -500,13 +519,14 @@ def test_meteor_is_that_of_nltk(real_data, monkeypatch):
     assert meteor("", references[0]) == meteor("?", references[0]) == 0
 
 
-def test_without_wordnet_it_is_said_which_folder_is_missing(tmp_path):
-    code = "from fairseq_inf.dialogue.scores import load_meteor; load_meteor()"
-    env = {**os.environ, "NLTK_DATA": str(tmp_path), "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=env, text=True, capture_output=True
-    )
-    assert "corpora/wordnet is not there: set NLTK_DATA" in done.stderr.splitlines()[-1]
+def test_without_wordnet_it_is_said_which_folder_is_missing(tmp_path, monkeypatch):
+    nltk = pytest.importorskip("nltk")
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
+    # one that has not been loaded yet
+    empty = nltk.corpus.util.LazyCorpusLoader("wordnet", nltk.corpus.reader.WordNetCorpusReader)
+    monkeypatch.setattr(nltk.corpus, "wordnet", empty)
+    with pytest.raises(Failure, match="corpora/wordnet is not there: set NLTK_DATA"):
+        scores.load_meteor()
 
 
 def test_rouge_is_that_of_its_readme():
@@ -587,44 +607,26 @@ def test_chance_and_a_difference_are_told_apart():
 # the commands
 
 
-def called(command, args, typed=None):
-    """A command in this process.  -> what it printed, what it failed with"""
-    printed, failed = io.StringIO(), None
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
-        patch.setattr(sys, "argv", [command.__name__, *map(str, args)])
-        if typed is not None:
-            patch.setattr(sys, "stdin", io.StringIO(typed))
-        try:
-            command.main()
-        except SystemExit as stopped:
-            failed = stopped.code
-    return printed.getvalue(), failed
-
-
 @pytest.mark.slow
-def test_a_split_is_answered_measured_and_compared(trained, data, tmp_path, real_data, monkeypatch):
-    nltk = pytest.importorskip("nltk")
-    monkeypatch.setattr(nltk.data, "path", [str(real_data / "nltk_data")])
-    one, two = tmp_path / "one.json", tmp_path / "two.json"
-    args = [data, "--path", trained, "--cpu", "--max-tokens", 10, "--output"]
-    examples = tmp_path / "examples.md"
-    printed, failed = called(evaluate, [*args, one, "--examples", examples])
+def test_a_split_is_answered_measured_and_compared(trained, data, tmp_path, nltk):
+    one, two, examples = (tmp_path / name for name in ("one.json", "two.json", "examples.md"))
+    args = [data, "--path", trained[0], "--cpu", "--max-tokens", 10, "--output"]
+    printed, failed = called(evaluate, *args, one, "--examples", examples)
     assert failed is None
     lines = examples.read_text().splitlines()
     assert lines[0] == "Conversation 1" and "Conversation 2" in lines
     assert lines[2:4] == ["- hello there what film is it?", "- it is Frozen, with Idina Menzel"]
     assert lines[4].startswith("  - model: ") and lines[5].startswith("  - looked at “")
-    for measure in scores.MEASURES.values():
-        assert f"| {measure.title} | " in printed
+    assert all(f"| {measure.title} | " in printed for measure in scores.MEASURES.values())
     result = json.loads(one.read_text())
     assert (result["conversations"], result["responses"]) == (2, 3 + 3)
     assert all(x["low"] <= x["value"] <= x["high"] for x in result["measures"].values())
     assert result["turns"][1]["text"] == "it is Frozen, with Idina Menzel"
-    called(evaluate, [*args, two, "--memory-off", "--greedy"])
-    printed, failed = called(evaluate, ["--compare", one, two])
+    called(evaluate, *args, two, "--memory-off", "--greedy")
+    printed, failed = called(evaluate, "--compare", one, two)
     assert failed is None and "| perplexity | " in printed and printed.count("\n") == 11
-    called(evaluate, [*args, two, "--answered", 0, "--conversations", 1])
-    _, failed = called(evaluate, ["--compare", one, two])
+    called(evaluate, *args, two, "--answered", 0, "--conversations", 1)
+    _, failed = called(evaluate, "--compare", one, two)
     assert "different conversations" in failed
 
 
@@ -635,20 +637,23 @@ def test_what_cannot_be_compared_is_named(tmp_path, content):
     path = tmp_path / "one.json"
     if content is not None:
         path.write_text(content)
-    _, failed = called(evaluate, ["--compare", path, path])
+    _, failed = called(evaluate, "--compare", path, path)
     assert f"--compare {path} " in failed and "\n" not in failed
 
 
-def test_bad_requests_are_named_before_anything_is_read(trained, data, tmp_path):
+def interrupted(*args, **settings):
+    raise KeyboardInterrupt
+
+
+def test_bad_requests_are_named_before_anything_is_read(trained, data, tmp_path, monkeypatch):
     output = tmp_path / "one.json"
-    args = [data, "--path", trained, "--cpu", "--answered", 0, "--output"]
-    _, failed = called(evaluate, [*args, output, "--facts"])
+    args = [data, "--path", trained[0], "--cpu", "--answered", 0, "--output"]
+    _, failed = called(evaluate, *args, output, "--facts")
     assert "--facts needs 10 documents to compare, these conversations have 2" in failed
-    _, failed = called(evaluate, [*args, tmp_path / "no" / "one.json"])
+    _, failed = called(evaluate, *args, tmp_path / "no" / "one.json")
     assert f"{tmp_path / 'no' / 'one.json'} cannot be written" in failed
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Answers, "run", interrupted)
-        _, failed = called(evaluate, [*args, output])
+    monkeypatch.setattr(Answers, "run", interrupted)
+    _, failed = called(evaluate, *args, output)
     assert "interrupted, nothing was written" in failed
     assert not list(tmp_path.iterdir())
 
@@ -657,75 +662,57 @@ def test_bad_requests_are_named_before_anything_is_read(trained, data, tmp_path)
     "flag, value", [("--topp", "0"), ("--max-tokens", 10**12), ("--seed", 2**64)]
 )
 @pytest.mark.parametrize("command", [evaluate, chat])
-def test_draws_that_cannot_be_are_refused(command, flag, value, tmp_path, capsys):
-    document = tmp_path / "film.txt"
-    document.write_text("Frozen")
+def test_draws_that_cannot_be_are_refused(command, flag, value, capsys):
     args = ["--path", "x", flag, value]
     args += (
-        ["x", "--output", "x"] if command is evaluate else ["--data", "x", "--document", document]
+        ["x", "--output", "x"] if command is evaluate else ["--data", "x", "--document", __file__]
     )
-    called(command, args)
+    called(command, *args)
     assert f"error: {flag} must be " in capsys.readouterr().err
 
 
 def test_a_model_of_another_task_answers_if_it_knows_the_markers(data, tmp_path):
-    def train(folder):
-        sizes = "--decoder-layers 1 --decoder-embed-dim 16 --decoder-attention-heads 2".split()
-        fairseq(
-            "train", folder, "--user-dir", "fairseq_inf", "--task", "long_sequence_lm", "--cpu",
-            "--arch", "transformer_xl_lm", *sizes, "--decoder-ffn-embed-dim", 16, "--stm-length", 8,
-            "--criterion", "cross_entropy_with_kl", "--optimizer", "adam", "--lr", 0.001,
-            "--tokens-per-sample", L, "--batch-size", 2, "--max-update", 1, "--num-workers", 0,
-            "--stream-layout", "documents", "--save-dir", tmp_path / folder.name,
-        )  # fmt: skip
-        output = tmp_path / f"{folder.name}.json"
-        path = tmp_path / folder.name / "checkpoint_last.pt"
-        args = [folder, "--path", path, "--cpu", "--answered", 0, "--output", output, "--bf16"]
-        return called(evaluate, args)
+    def answer(data, *more):
+        words = (
+            "--user-dir fairseq_inf --task long_sequence_lm --arch transformer_xl_lm "
+            "--decoder-layers 1 --decoder-embed-dim 16 --stm-length 8 --optimizer adam "
+            f"--stream-layout documents --tokens-per-sample {L}"
+        ).split()
+        args = options.parse_args_and_arch(options.get_training_parser(), [str(data), *words])
+        cfg = convert_namespace_to_omegaconf(args)
+        task = tasks.setup_task(cfg.task)
+        path = tmp_path / "checkpoint.pt"
+        save_checkpoint(path, cfg, task, task.build_model(cfg.model), data)
+        args = [data, "--path", path, "--cpu", "--answered", 0, "--output", tmp_path / "out.json"]
+        return called(evaluate, *args, *more)
 
-    printed, failed = train(data)
+    printed, failed = answer(data, "--bf16")
     assert failed is None and "| perplexity | " in printed
-    path = tmp_path / data.name / "checkpoint_last.pt"
-    args = [data, "--path", path, "--cpu", "--answered", 0, "--output", tmp_path / "off.json"]
-    assert "has no long-term memory" in called(evaluate, [*args, "--memory-off"])[1]
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    (plain / "text").write_text("it is a film about snow\n" * 40)
-    fairseq(
-        "preprocess", "--only-source", "--trainpref", plain / "text", "--validpref", plain / "text",
-        "--testpref", plain / "text", "--destdir", plain / "words", "--workers", 1,
-    )  # fmt: skip
-    _, failed = train(plain / "words")
+    assert "has no long-term memory" in answer(data, "--memory-off")[1]
+    (tmp_path / "dict.txt").write_text("it 1\nis 1\n")
+    _, failed = answer(tmp_path)
     assert "does not know <doc>, <speaker1>, <speaker2>: name a model of --task dialogue" in failed
 
 
-def interrupted(*args, **settings):
-    raise KeyboardInterrupt
-
-
-def test_a_talk_ends_with_the_input_and_says_why(trained, data, tmp_path):
+def test_a_talk_ends_with_the_input_and_says_why(trained, data, tmp_path, monkeypatch):
     document = tmp_path / "film.txt"
     document.write_text(film_text(film(0), document))
-    args = ["--path", trained, "--data", data, "--document", document, "--cpu"]
-    printed, failed = called(chat, args, "/why\nwho directed it?\n\n/why\n/x\n")
+    args = ["--path", trained[0], "--data", data, "--document", document, "--cpu"]
+    printed, failed = called(chat, *args, typed="/why\nwho directed it?\n\n/why\n/x\n\udcff?\n")
     assert failed is None
-    assert "there is no answer yet" in printed and "it:  " in printed
+    assert "there is no answer yet" in printed
+    assert printed.count("it:  ") == 2, "what is not UTF-8 ends no talk"
     assert "of its looks at words in the long-term memory went to the document" in printed
     assert printed.count(chat.HELP) == 2
-    with pytest.MonkeyPatch.context() as patch:  # a memory in which words have no place
-        patch.setattr("fairseq_inf.memory.ContinuousMemory.moves", lambda *args: None)
-        printed, failed = called(chat, args, "who?\n/why\nand when?\n")
+    # a memory in which words have no place
+    monkeypatch.setattr("fairseq_inf.memory.ContinuousMemory.moves", lambda *args: None)
+    printed, failed = called(chat, *args, typed="who?\n/why\nand when?\n")
     assert failed is None and "no memory in which words have a place" in printed
     assert printed.count("it:  ") == 2, "it goes on"
-    printed, failed = called(chat, args, "\udcff?\n")
-    assert failed is None and "it:  " in printed, "what is not UTF-8 ends no talk"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("builtins.input", interrupted)
-        _, failed = called(chat, args)
-    assert failed == 130, "Ctrl-C leaves without a traceback"
+    monkeypatch.setattr("builtins.input", interrupted)
+    assert called(chat, *args)[1] == 130, "Ctrl-C leaves without a traceback"
     document.write_text(" ")
-    _, failed = called(chat, args, "")
-    assert str(document) in failed
+    assert str(document) in called(chat, *args)[1]
 
 
 def test_the_table_pools_the_seeds_and_compares_with_the_host(monkeypatch):
