@@ -4,10 +4,7 @@ import contextlib
 import copy
 import io
 import json
-import os
 import re
-import shutil
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -22,20 +19,13 @@ from zoo import HOSTS, MEMORIES, make_model
 
 from fairseq_inf.analysis.why import attended
 from fairseq_inf.commands import chat
-from fairseq_inf.data import SequenceBatches, StreamDataset, load_encoding
-from fairseq_inf.dialogue import evaluate, prepare, scores
+from fairseq_inf.data import SequenceBatches, StreamDataset
+from fairseq_inf.dialogue import cmu_dog, evaluate, prepare, scores
 from fairseq_inf.dialogue.answers import Answers
-from fairseq_inf.dialogue.cmu_dog import (
-    PUBLISHED,
-    check_published,
-    film_text,
-    load_conversations,
-    load_films,
-)
 from fairseq_inf.dialogue.facts import known_facts
 from fairseq_inf.dialogue.turns import MARKERS, find_said, find_turns
 from fairseq_inf.errors import Failure
-from fairseq_inf.hub import MemoryHub, open_hub
+from fairseq_inf.hub import open_hub
 from fairseq_inf.models.generation import Continuation, OpenSegment, Reading, new_reading, read
 from fairseq_inf.pretrained.checkpoint import save_checkpoint
 
@@ -57,15 +47,11 @@ def called(command, *args, typed=""):
 
 def film(number, name="Frozen"):
     facts = {
-        "movieName": name,
-        "year": "2013",
+        "movieName": name, "year": "2013", "genre": "Comedy", "director": "Chris Buck",
         "cast": ["Idina Menzel as Elsa", "Josh Gad as Olaf"],
-        "director": "Chris Buck",
-        "genre": "Comedy",
         "introduction": f"{name} is a film about two sisters and a snowman.",
-        "rating": ["Rotten Tomatoes: 89%"],
-        "critical_response": ["a great big snowy pleasure"],
-    }
+        "rating": ["Rotten Tomatoes: 89%"], "critical_response": ["a great big snowy pleasure"],
+    }  # fmt: skip
     scenes = {str(i): f"In scene {i} of {name} somebody sings and the snow falls." for i in (1, 2)}
     return {"0": facts, **scenes, "3": "At the end it is warm again.", "wikiDocumentIdx": number}
 
@@ -76,15 +62,10 @@ def conversation(number, *messages):
 
 
 MESSAGES = [
-    (1, "hello  there"),
-    (1, "what film is it?"),
-    (2, "it is Frozen, with Idina Menzel"),
-    (1, "who directed it?"),
-    (2, "Chris Buck did."),
-    (2, " "),
-    (2, "It has a snowman!"),
+    (1, "hello  there"), (1, "what film is it?"), (2, "it is Frozen, with Idina Menzel"),
+    (1, "who directed it?"), (2, "Chris Buck did."), (2, " "), (2, "It has a snowman!"),
     (1, "I like snow, thanks"),
-]
+]  # fmt: skip
 
 
 def write_data(folder):
@@ -125,43 +106,43 @@ def split(data):
     return streams(data, "test")
 
 
+def turns_of(split, number):
+    return find_turns(split[number].numpy(), split.dictionary, "")
+
+
 # the data
 
 
 def test_the_whole_data_set_has_the_published_responses(real_data):
-    films = load_films(real_data / "cmu_dog")
-    conversations = load_conversations(real_data / "cmu_dog", films)
-    check_published(conversations, real_data / "cmu_dog")
+    films = cmu_dog.load_films(real_data / "cmu_dog")
+    conversations = cmu_dog.load_conversations(real_data / "cmu_dog", films)
+    cmu_dog.check_published(conversations, real_data / "cmu_dog")
     counted = {s: (len(c), sum(x.responses for x in c)) for s, c in conversations.items()}
     assert counted == {"train": (3373, 72922), "valid": (184, 3626), "test": (556, 11577)}
     assert len(films) == 30 and all(text.count("\n") >= 8 for text in films.values())
 
 
-def test_a_stream_is_a_document_and_then_the_turns_each_with_its_end(data, source):
+def test_a_stream_is_a_document_and_then_the_turns_each_with_its_end(data, source, hub):
     train = streams(data, "train")
-    words, first = train.dictionary, train[0]
-    turns = find_turns(first.numpy(), words, "a")
-    text = film_text(film(0), source)
+    words, first, turns = train.dictionary, train[0], turns_of(train, 0)
+    text = cmu_dog.film_text(film(0), source)
     assert words[int(first[0])] == "<doc>" and "Film: Frozen\n" in text and text.count("\n") == 11
-    hub = SimpleNamespace(dictionary=words, encoding=load_encoding(data))
-    spoken = [MemoryHub.text_of(hub, first[turn.begin + 1 : turn.end]) for turn in turns]
-    assert MemoryHub.text_of(hub, first[1 : turns[0].begin]) == text
+    assert hub.text_of(first[1 : turns[0].begin]) == text
+    spoken = [words[int(first[x.begin])] + hub.text_of(first[x.begin + 1 : x.end]) for x in turns]
     assert spoken == [
-        " hello there what film is it?",
-        " it is Frozen, with Idina Menzel",
-        " who directed it?",
-        " Chris Buck did. It has a snowman!",
-        " I like snow, thanks",
+        "<speaker1> hello there what film is it?",
+        "<speaker2> it is Frozen, with Idina Menzel",
+        "<speaker1> who directed it?",
+        "<speaker2> Chris Buck did. It has a snowman!",
+        "<speaker1> I like snow, thanks",
     ]
-    markers = [words[int(first[turn.begin])] for turn in turns]
-    assert markers == [f"<speaker{i}>" for i in (1, 2, 1, 2, 1)]
     assert turns[-1].end == len(first) - 1
 
 
 def test_what_stands_in_train_is_taken_out_of_the_other_splits(data):
     counts = json.loads((data / "documents.json").read_text())
-    assert [counts[split]["documents"] for split in PUBLISHED] == [8, 2, 2]
-    assert [len(streams(data, split)) for split in PUBLISHED] == [8, 2, 2]
+    for split, documents in {"train": 8, "valid": 2, "test": 2}.items():
+        assert counts[split]["documents"] == len(streams(data, split)) == documents
     assert counts["valid"]["responses"] == 3 + 3
 
 
@@ -173,7 +154,7 @@ def test_data_are_encoded_as_others_that_know_the_markers_and_may_leave_the_docu
     assert (again / "dict.txt").read_text() == (data / "dict.txt").read_text()
     bare = streams(again, "test")
     for number in range(len(split)):
-        begin = find_turns(split[number].numpy(), split.dictionary, "")[0].begin
+        begin = turns_of(split, number)[0].begin
         assert begin > 0 and torch.equal(bare[number], split[number][begin:])
 
 
@@ -214,57 +195,21 @@ def test_bad_data_are_named_in_one_sentence_and_leave_nothing(tmp_path, name, co
 
 @pytest.mark.parametrize("document", [False, True])
 def test_targets_are_what_is_said_and_the_ends_of_turns(split, document):
-    words = split.dictionary
-
-    def asked(dataset, number):
-        return find_said(dataset, number, document)
-
-    batch = SequenceBatches(split, 2, L, slice(0, 2), asked)[0]
+    eos, pad = split.dictionary.eos(), split.dictionary.pad()
+    batch = SequenceBatches(
+        split, 2, L, slice(0, 2), lambda dataset, number: find_said(dataset, number, document)
+    )[0]
+    assert batch["segments"][0]["net_input"]["src_tokens"][:, 0].tolist() == [eos, eos]
     firsts = []
     for row in range(2):
-        tokens = split[row]
         targets = torch.cat([segment["target"][row] for segment in batch["segments"]])
-        inputs = [segment["net_input"]["src_tokens"][row] for segment in batch["segments"]]
-        assert int(inputs[0][0]) == words.eos(), "a memory of its own"
-        turns = find_turns(tokens.numpy(), words, "")
+        tokens, turns = split[row], turns_of(split, row)
         parts = [tokens[turn.begin + 1 : turn.end + 1] for turn in turns]
         if document:
             parts.insert(0, tokens[1 : turns[0].begin])
-        assert torch.equal(targets[targets != words.pad()], torch.cat(parts))
+        assert torch.equal(targets[targets != pad], torch.cat(parts))
         firsts.append(1 if document else turns[0].begin + 1)
     assert batch["first"] == min(firsts) // L
-
-
-def test_the_package_works_without_dialogue(data, tmp_path):
-    shutil.copytree(
-        ROOT / "fairseq_inf",
-        tmp_path / "fairseq_inf",
-        ignore=lambda folder, names: {"dialogue", "__pycache__"} & set(names),
-    )
-    code = """
-import importlib, pkgutil, sys
-sys.meta_path[:] = [x for x in sys.meta_path if "editable" not in str(x).lower()]
-import fairseq_inf
-for module in pkgutil.walk_packages(fairseq_inf.__path__, "fairseq_inf."):
-    importlib.import_module(module.name)
-from fairseq.tasks import TASK_REGISTRY
-assert TASK_REGISTRY.keys() >= {"long_sequence_lm", "recall", "sorting"}
-assert "dialogue" not in TASK_REGISTRY
-from fairseq_cli.train import cli_main
-cli_main()
-"""
-    done = subprocess.run(
-        [
-            sys.executable, "-c", code, data, "--user-dir", "fairseq_inf",
-            *"--task long_sequence_lm --arch transformer_xl_lm --decoder-embed-dim 8 --cpu".split(),
-            *"--decoder-layers 1 --optimizer adam --tokens-per-sample 8 --batch-size 2".split(),
-            *"--max-update 1 --num-workers 0 --no-save --disable-validation".split(),
-        ],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": "."}, text=True, capture_output=True,
-    )  # fmt: skip
-    assert "done training" in done.stdout + done.stderr, done.stderr[-2000:]
-    for path in set(ROOT.glob("fairseq_inf/**/*.py")) - set(ROOT.glob("fairseq_inf/dialogue/*")):
-        assert not re.search(r"(fairseq_inf|from \.*)\.dialogue", path.read_text()), path
 
 
 # roles
@@ -317,21 +262,15 @@ def test_a_branch_is_the_reading_of_what_stands_before_it(name, host):
     rows, counts = torch.tensor([0, 2, 2, 1]), torch.tensor([1, 3, 6, 4])
     segment, other = torch.randint(4, 30, (2, 3, 12), generator=draw)
     ends = torch.tensor([1, 4, 6])[:, None]  # of the longest branch of each row
+    changed = torch.where(torch.arange(12) < ends, segment, other)
     one, two = (
-        OpenSegment(
-            decoder,
-            Reading(
-                start.memory,
-                torch.where(torch.arange(12) < ends, segment, behind),
-                torch.full((3,), 12),
-            ),
-        ).branch(rows, counts)
-        for behind in (segment, other)
+        OpenSegment(decoder, Reading(start.memory, x, torch.full((3,), 12))).branch(rows, counts)
+        for x in (segment, changed)
     )
     longest = torch.tensor([0, 2, 3])  # branch 1 ends before what was changed
-    both = [opened.rows(longest).tensors() for opened in (one, two)]
-    for part, x in both[0].items():
-        assert torch.equal(x, both[1][part]), part
+    other = two.rows(longest).tensors()
+    for part, x in one.rows(longest).tensors().items():
+        assert torch.equal(x, other[part]), part
     behind = torch.arange(12) >= counts[:, None]
     tokens = segment[rows].masked_fill(behind, decoder.dictionary.pad())
     alone = Continuation(decoder, Reading(start.memory.rows(rows), tokens, counts))
@@ -388,7 +327,7 @@ GREEDY = {"max_tokens": 20, "beam": 1}
 
 def test_the_reference_is_never_in_sight_of_its_own_answer(hub, split):
     before = Answers(hub, split).run(**GREEDY)
-    for place, turn in enumerate(find_turns(split[0].numpy(), split.dictionary, "")[1:], 1):
+    for place, turn in enumerate(turns_of(split, 0)[1:], 1):
         # the first word of what was said: all else of it comes later
         after = Answers(hub, changed(split, 0, turn.begin + 1)).run(**GREEDY)
         for said, again in zip(before, after, strict=True):
@@ -426,7 +365,7 @@ def test_likelihoods_are_those_of_reading_each_stream_alone_and_of_the_task(
     turns = iter(Answers(hub, split).run(0, rows=2))
     for number in range(len(split)):
         logs = score(hub, split[number])
-        for turn in find_turns(split[number].numpy(), split.dictionary, ""):
+        for turn in turns_of(split, number):
             said = next(turns)
             wanted = -float(logs[turn.begin + 1 : turn.end + 1].sum())
             assert said.nll == pytest.approx(wanted, abs=1e-3)
@@ -457,8 +396,7 @@ def test_draws_repeat_with_their_seed(hub, split):
 
 
 def test_what_an_answer_looked_at_is_found_by_its_place(hub, split):
-    tokens = split[0]
-    begin = find_turns(tokens.numpy(), split.dictionary, "")[-1].begin
+    tokens, begin = split[0], turns_of(split, 0)[-1].begin
     weights = attended(hub, tokens, begin)
     assert len(weights) == len(tokens)
     assert weights.min() >= 0 and float(weights.sum()) == pytest.approx(1)
@@ -500,23 +438,13 @@ def nltk(real_data, monkeypatch):
 
 @pytest.mark.slow
 def test_meteor_is_that_of_nltk(nltk):
-    from nltk.translate.meteor_score import meteor_score
-
-    answer = (
-        "It is a guide to action which ensures that the military always obeys the commands of the "
-        "party"
+    answer = "It is a guide to action which ensures that the military always obeys the commands of"
+    reference = (
+        "It is a guide to action that ensures that the military will forever heed Party commands"
     )
-    references = [
-        "It is a guide to action that ensures that the military will forever heed Party commands",
-        "It is the guiding principle which guarantees the military forces always being under the "
-        "command of the Party",
-        "It is the practical guide for the army always to heed the directions of the party",
-    ]
     meteor = scores.load_meteor()
-    split = [reference.split() for reference in references]
-    assert round(meteor_score(split, answer.split()), 4) == 0.6944
-    assert round(max(meteor(answer, reference) for reference in references), 4) == 0.6944
-    assert meteor("", references[0]) == meteor("?", references[0]) == 0
+    assert round(meteor(f"{answer} the party", reference), 4) == 0.6944, "what its manual says"
+    assert meteor("", reference) == meteor("?", reference) == 0
 
 
 def test_without_wordnet_it_is_said_which_folder_is_missing(tmp_path, monkeypatch):
@@ -696,7 +624,7 @@ def test_a_model_of_another_task_answers_if_it_knows_the_markers(data, tmp_path)
 
 def test_a_talk_ends_with_the_input_and_says_why(trained, data, tmp_path, monkeypatch):
     document = tmp_path / "film.txt"
-    document.write_text(film_text(film(0), document))
+    document.write_text(cmu_dog.film_text(film(0), document))
     args = ["--path", trained[0], "--data", data, "--document", document, "--cpu"]
     printed, failed = called(chat, *args, typed="/why\nwho directed it?\n\n/why\n/x\n\udcff?\n")
     assert failed is None
@@ -717,29 +645,28 @@ def test_a_talk_ends_with_the_input_and_says_why(trained, data, tmp_path, monkey
 
 def test_the_table_pools_the_seeds_and_compares_with_the_host(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from fairseq_inf.dialogue import experiment as script
+    from fairseq_inf.dialogue.experiment import report
 
-    rng = np.random.default_rng(0)
+    draw = np.random.default_rng(0)
 
-    def result(config, seed, gain, **more):
+    def result(config, seed, gain, without):
         means = {
-            name: np.stack([rng.random(40) + gain, np.ones(40)], axis=1)
-            for name in scores.MEASURES
-            if name not in ("ppl", "bleu", "chrf")
+            name: np.stack([draw.random(40) + gain, np.ones(40)], axis=1)
+            for name in set(scores.MEASURES) - {"ppl", "bleu", "chrf"}
         }
         corpus = {"bleu": np.full((40, 10), 5.0), "chrf": np.full((40, 18), 5.0)}
-        likely = {"ppl": np.tile([50 * (2 - gain), 50], (60, 1))}  # of more than are answered
-        found = {name: x.tolist() for name, x in {**likely, **means, **corpus}.items()}
-        ppl = np.exp(2 - gain)
-        timed = {"seconds": 120, "facts": {"film": [0.1 * seed, 1.0]}}
-        if seed == 1:  # not the first: perplexity alone
-            found, timed["facts"] = {"ppl": found["ppl"]}, {}
-        return {"config": config, "seed": seed, "ppl": ppl, "statistics": found, **timed, **more}
+        sums = {"ppl": np.tile([50 * (2 - gain), 50], (60, 1))}  # of more than are answered
+        facts = {}
+        if seed == 2:  # the first; of others perplexity alone
+            sums, facts = {**sums, **means, **corpus}, {"film": [0.2, 1.0]}
+        statistics = {name: x.tolist() for name, x in sums.items()}
+        row = {"config": config, "seed": seed, "ppl": np.exp(2 - gain), "statistics": statistics}
+        return {**row, "facts": facts, "seconds": 120, "without": without}
 
-    results = [result("host", seed, 0.0, without=7.0 + seed) for seed in (1, 2)]
-    results += [result("infinite_former", seed, 0.3, without=9.0) for seed in (2, 1)]
+    results = [result("host", seed, 0.0, 7.0 + seed) for seed in (1, 2)]
+    results += [result("infinite_former", seed, 0.3, 9.0) for seed in (2, 1)]
     rows = [SimpleNamespace(name=name) for name in ("host", "infinite_former")]
-    lines = script.report(results, rows, [2, 1]).splitlines()
+    lines = report(results, rows, [2, 1]).splitlines()
     assert lines[2].startswith("| host | 7.39 ± 0.00 | 7.39, 7.39 | 9.00 | 20 % | ")
     assert lines[3].startswith("| infinite former | 5.47 ± 0.00 | 5.47, 5.47 | 9.00")
     assert "2.00 ± 0.00 | 18.02, 8.92, 15.28, 12.51, 7.52 |" in lines[3]

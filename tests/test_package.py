@@ -1,6 +1,7 @@
 """The wheel: all of the package is in it, and its commands run without the checkout."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -63,3 +64,35 @@ def test_its_commands_run_in_any_folder(wheel, tmp_path):
         done = subprocess.run([command, "--help"], **run)
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith(f"usage: {command.name}")
+
+
+GUESTS = ("dialogue", "experiments")
+
+
+def test_the_package_works_without_its_guests(data_bin, tmp_path):
+    ignored = shutil.ignore_patterns("__pycache__", *GUESTS)
+    shutil.copytree(ROOT / "fairseq_inf", tmp_path / "fairseq_inf", ignore=ignored)
+    code = """
+import importlib, pkgutil, sys
+sys.meta_path[:] = [x for x in sys.meta_path if "editable" not in str(x).lower()]
+import fairseq_inf
+for module in pkgutil.walk_packages(fairseq_inf.__path__, "fairseq_inf."):
+    importlib.import_module(module.name)
+from fairseq.tasks import TASK_REGISTRY
+assert "long_sequence_lm" in TASK_REGISTRY and "dialogue" not in TASK_REGISTRY
+from fairseq_cli.train import cli_main
+cli_main()
+"""
+    words = (
+        "--user-dir fairseq_inf --task long_sequence_lm --arch transformer_xl_lm --cpu --no-save "
+        "--decoder-embed-dim 8 --decoder-layers 1 --optimizer adam --tokens-per-sample 8 "
+        "--batch-size 2 --max-update 1 --num-workers 0 --disable-validation"
+    ).split()
+    run = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": "."}, "text": True}
+    done = subprocess.run(
+        [sys.executable, "-c", code, data_bin, *words], capture_output=True, **run
+    )
+    assert "done training" in done.stdout + done.stderr, done.stderr[-2000:]
+    guest = re.compile(rf"(fairseq_inf|from \.*)\.({'|'.join(GUESTS)})\b")
+    for path in (tmp_path / "fairseq_inf").glob("**/*.py"):
+        assert not guest.search(path.read_text()), path
