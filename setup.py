@@ -34,12 +34,16 @@ setup(
         "console_scripts": [
             "fairseq-inf-capacity = fairseq_inf.analysis.capacity:main",
             "fairseq-inf-chat = fairseq_inf.commands.chat:main",
+            "fairseq-inf-compare = fairseq_inf.experiments.compare:main",
             "fairseq-inf-dialogue = fairseq_inf.dialogue.evaluate:main",
             "fairseq-inf-inspect = fairseq_inf.commands.inspect_memory:main",
             "fairseq-inf-import = fairseq_inf.commands.import_model:main",
             "fairseq-inf-prepare = fairseq_inf.commands.prepare:main",
             "fairseq-inf-prepare-dialogue = fairseq_inf.dialogue.prepare:main",
             "fairseq-inf-read = fairseq_inf.commands.read:main",
+            "fairseq-inf-recall = fairseq_inf.experiments.recall.figure:main",
+            "fairseq-inf-sorting = fairseq_inf.experiments.sorting.figures:main",
+            "fairseq-inf-worth = fairseq_inf.experiments.worth:main",
         ]
     },
     extras_require={**EXTRAS, "test": [*TESTS, *sum(EXTRAS.values(), [])]},

@@ -19,7 +19,7 @@ from fairseq_inf.data import LineEncoding, check_words, without_pad
 from fairseq_inf.memory import load_state, save_state
 from fairseq_inf.models.generation import Opened, Reading, new_reading, read
 from fairseq_inf.models.memory_lm import MemoryLM
-from fairseq_inf.tasks import guests, recall, sorting  # noqa: F401  (registers them)
+from fairseq_inf.tasks import guests  # noqa: F401  (registers them)
 from fairseq_inf.tasks.checkpoints import check_names, open_checkpoint
 
 logger = logging.getLogger(__name__)

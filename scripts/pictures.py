@@ -3,8 +3,8 @@
     bash examples/recall/prepare.sh data-bin/recall
     python scripts/pictures.py --data data-bin/recall --cpu
 
-trains examples/recall's small Gibbs model, lets fairseq-inf-inspect read the first
-test document, and leaves docs/densities.png, docs/space.png, and where there is a chromium
+trains examples/recall's small Gibbs model, lets fairseq-inf-inspect read the first test document,
+and leaves docs/idea.png, docs/densities.png, docs/space.png, and where there is a chromium
 docs/page.png, a picture of the page.  It says how often the words of the pair that was asked for
 light up.
 """
@@ -17,17 +17,72 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import idea
 import numpy as np
+import torch
 from fairseq.data import Dictionary, data_utils
-from runs import ROOT, run, tool, train
 
 from fairseq_inf.analysis.figures import at_tokens, sharpest
+from fairseq_inf.analysis.report import pyplot
 from fairseq_inf.analysis.trace import Trace
-from fairseq_inf.data.recall import distances_back, find_keys, in_window
+from fairseq_inf.experiments.recall.data import distances_back, find_keys, in_window
+from fairseq_inf.experiments.runs import run, tool, train
+from fairseq_inf.memory import GaussianBasis, GaussianDensity, ridge_operator
 
+ROOT = Path(__file__).resolve().parent.parent
 ON_A_SCREEN = 180  # tokens before the chosen one
 CONFIG = ROOT / "examples/recall/config/small/infinite_former_gibbs.yaml"
+TAU, T, N = 0.5, 24, 48
+BLUE, ORANGE, GREEN = "#3b6ea5", "#d98032", "#4c9a5f"
+
+
+def fit(basis, positions, values):
+    return (values @ ridge_operator(basis, positions, 0.01)).float()
+
+
+def draw_idea(path):
+    """Fit, contract, read: with the memory's own code."""
+    plt = pyplot()
+    torch.manual_seed(11)
+    basis = GaussianBasis(N, (0.03, 0.08))
+    even = torch.arange(1, T + 1, dtype=torch.float64) / T
+    walk = torch.randn(2 * T, dtype=torch.float64).cumsum(0) * 0.45
+    old, new = walk[:T] - walk[:T].mean(), walk[T:] - walk[:T].mean()
+    t = torch.linspace(0.5 / T, 1, 500)
+
+    figure, axes = plt.subplots(1, 3, figsize=(12, 2.9), sharey=True)
+    first = fit(basis, even, old)
+    axes[0].plot(t, basis.evaluate(t) @ first, color=BLUE, lw=2, label="signal of N coefficients")
+    axes[0].plot(even, old, "o", color=BLUE, ms=4, alpha=0.6, label="vectors that left (one of e)")
+    axes[0].set_title("1  fit what leaves the short-term memory")
+
+    past = basis.evaluate(even.float()).double() @ first.double()
+    places = torch.cat([TAU * even, TAU + (1 - TAU) * even])
+    second = fit(basis, places, torch.cat([past, new]))
+    axes[1].plot(t, basis.evaluate(t) @ second, color="#555555", lw=2, label="signal, N again")
+    axes[1].plot(TAU * even, past, "o", color=BLUE, ms=4, alpha=0.6, label="the past, in [0, τ]")
+    axes[1].plot(places[T:], new, "o", color=ORANGE, ms=4, alpha=0.8, label="the new, in ]τ, 1]")
+    axes[1].axvline(TAU, color="#999999", ls=":", lw=1)
+    axes[1].set_title("2  contract it and fit the new vectors beside it")
+
+    density = GaussianDensity(torch.tensor([0.3]), torch.tensor([0.05**2]))
+    read = (density.expect(basis) @ second).item()
+    bell = torch.exp(-0.5 * ((t - 0.3) / 0.05) ** 2)
+    low = min(old.min().item(), new.min().item()) - 0.8
+    axes[2].plot(t, basis.evaluate(t) @ second, color="#555555", lw=2)
+    axes[2].fill_between(
+        t, low, low + 1.3 * bell, color=GREEN, alpha=0.35, label="a head's N(μ, σ²)"
+    )
+    axes[2].plot([0.3], [read], "D", color=GREEN, ms=8, label="what it reads, in closed form")
+    axes[2].set_title("3  read it through a Gaussian a head")
+    for axis in axes:
+        axis.legend(loc="upper left", fontsize=8, frameon=False)
+        axis.set_xlabel("t: 0 oldest, 1 newest")
+        axis.set_yticks([])
+        axis.spines[["top", "right", "left"]].set_visible(False)
+    high = max(old.max().item(), new.max().item())
+    axes[0].set_ylim(low, high + 0.5 * (high - low))
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
 
 
 def first_document(data, path):
@@ -84,8 +139,8 @@ def main():
     parser.add_argument("--out", default="pictures", help="folder for the model and the inspection")
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args()
-    idea.main()
     out, docs = Path(args.out).resolve(), ROOT / "docs"
+    draw_idea(docs / "idea.png")
     model = out / "model"
     model.mkdir(parents=True, exist_ok=True)
     data = str(Path(args.data).resolve())

@@ -1,4 +1,4 @@
-"""The table that scripts/compare.py makes."""
+"""The table that fairseq-inf-compare makes."""
 
 import re
 import subprocess
@@ -13,7 +13,16 @@ CONFIGS = ROOT / "examples" / "wikitext103" / "config"
 
 
 def compare(data, out, *args):
-    command = [sys.executable, "scripts/compare.py", "--data", data, "--out", out, *args]
+    command = [
+        sys.executable,
+        "-m",
+        "fairseq_inf.experiments.compare",
+        "--data",
+        data,
+        "--out",
+        out,
+        *args,
+    ]
     done = subprocess.run(list(map(str, command)), cwd=ROOT, text=True, capture_output=True)
     return done.returncode, done.stdout, done.stderr
 

@@ -14,9 +14,7 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
 import fairseq_inf.models
-import fairseq_inf.tasks.guests
-import fairseq_inf.tasks.recall
-import fairseq_inf.tasks.sorting  # noqa: F401  (registers models, tasks and the criterion)
+import fairseq_inf.tasks.guests  # noqa: F401  (registers models, tasks and the criterion)
 
 EXAMPLES = ROOT / "examples"
 CONFIGS = [

@@ -13,8 +13,8 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 
 import fairseq_inf.models  # noqa: F401  (registers them)
 from fairseq_inf.criterions.cross_entropy_with_kl import CrossEntropyWithKLConfig
+from fairseq_inf.experiments.sorting.task import SortingConfig
 from fairseq_inf.tasks.long_sequence_lm import LongSequenceLMConfig
-from fairseq_inf.tasks.sorting import SortingConfig
 
 GUIDE = ROOT / "CONTRIBUTING.md"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")])

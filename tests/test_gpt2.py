@@ -385,7 +385,7 @@ def test_an_imported_gpt2_brings_its_encoding(tmp_path):
     assert done.returncode == 0, done.stderr
     data = tmp_path / "data-bin" / "gpt2-texts"
     assert (data / "dict.txt").read_text() == (tmp_path / "gpt2" / "dict.txt").read_text()
-    command = [sys.executable, "scripts/perplexity.py", data, "--cpu"]
+    command = [sys.executable, "-m", "fairseq_inf.experiments.perplexity", data, "--cpu"]
     command += ["--path", tmp_path / "gpt2" / "checkpoint.pt"]
     done = subprocess.run([*map(str, command)], cwd=ROOT, text=True, capture_output=True)
     assert "3 words, perplexity" in done.stdout, done.stderr
@@ -560,7 +560,8 @@ def test_compare_prints_words_sliding_windows_and_memories_off(small, data, tmp_
         f"model.{w[2:].replace('-', '_')}={v}" for w, v in zip(SIZES[::2], SIZES[1::2], strict=True)
     ]
     command = [
-        sys.executable, "scripts/compare.py", *(CONFIGS / "small" / f"{r}.yaml" for r in PAIR),
+        sys.executable, "-m", "fairseq_inf.experiments.compare",
+        *(CONFIGS / "small" / f"{r}.yaml" for r in PAIR),
         "--data", tmp_path / "bin", "--out", tmp_path / "out", "--cpu", "--jobs", 2, "--seeds", 1,
         "--eval-rows", 2, "--context-window", 6, "task.tokens_per_sample=12", *sizes,
         "optimization.max_update=4", "dataset.batch_size=2",
@@ -576,7 +577,14 @@ def test_compare_prints_words_sliding_windows_and_memories_off(small, data, tmp_
     found = json.loads((path / "result.json").read_text())
     assert abs(found["on"]["word_ppl"] / 2 ** (found["on"]["bits"] * tokens / 300) - 1) < 1e-9
     assert found["sliding"]["ppl"] != found["on"]["ppl"]
-    command = [sys.executable, "scripts/perplexity.py", tmp_path / "bin", "--cpu", "--path"]
+    command = [
+        sys.executable,
+        "-m",
+        "fairseq_inf.experiments.perplexity",
+        tmp_path / "bin",
+        "--cpu",
+        "--path",
+    ]
     command = [*map(str, [*command, path / "checkpoint_last.pt", "--batch-size", 2])]
     printed = subprocess.run(command, cwd=ROOT, text=True, capture_output=True).stdout
     assert printed.splitlines()[1] == f"300 words, perplexity {found['on']['word_ppl']:.2f}"

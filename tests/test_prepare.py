@@ -422,7 +422,7 @@ def test_wikitext_is_prepared_for_gpt2_article_by_article(tmp_path, gpt2):
 
 
 def test_wikitext_has_sixty_articles_to_test_with(tmp_path, real_data):
-    script = ROOT / "scripts" / "split_wikitext.py"
+    script = ROOT / "examples" / "gpt2" / "split_wikitext.py"
     result = run(script, real_data / "wikitext-103", tmp_path / "out")
     assert "valid: 60 articles\ntest: 60 articles" in result.stdout
     text = b"".join(path.read_bytes() for path in sorted((tmp_path / "out" / "test").iterdir()))

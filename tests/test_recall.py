@@ -14,15 +14,13 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import BASELINES, MODEL, ROOT, fairseq, finish, load, start_training
+from conftest import BASELINES, MODEL, ROOT, fairseq, finish, load, start_training, tool
 from fairseq import options, tasks
 from fairseq.data import Dictionary, data_utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-import fairseq_inf.data.recall
-import fairseq_inf.tasks.recall
 from fairseq_inf.data import StreamDataset
-from fairseq_inf.data.recall import (
+from fairseq_inf.experiments.recall.data import (
     FILLER,
     RecallBatches,
     bin_edges,
@@ -34,13 +32,14 @@ from fairseq_inf.data.recall import (
     draw_streams,
     find_keys,
     in_window,
+    main,
 )
 
 K, V, T, L = 6, 5, 61, 8
 
 
 def prepare(folder, *args):
-    command = [sys.executable, "-m", "fairseq_inf.data.recall", folder, *args]
+    command = [tool("inf-recall"), "make", folder, *args]
     done = subprocess.run([*map(str, command)], cwd=ROOT, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -52,7 +51,7 @@ def refused(folder, *args):
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
         patch.setattr(sys, "argv", ["recall", *map(str, (folder, *args))])
         with pytest.raises(SystemExit) as stopped:
-            fairseq_inf.data.recall.main()
+            main()
     assert stopped.value.code != 0
     return said.getvalue().strip().splitlines()[-1]
 

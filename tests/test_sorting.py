@@ -21,16 +21,15 @@ from fairseq import options, tasks
 from fairseq.data import Dictionary, data_utils, indexed_dataset
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
-import fairseq_inf.data.sorting
-import fairseq_inf.tasks.sorting
 from fairseq_inf.data import SequenceBatches, StreamDataset
-from fairseq_inf.data.sorting import (
+from fairseq_inf.experiments.sorting.data import (
     SEPARATOR,
     chance_accuracy,
     dictionary,
     draw,
     find_answer,
     kendall_tau,
+    main,
     oracle_accuracy,
     sort,
 )
@@ -40,7 +39,7 @@ V, T, L = 5, 30, 8
 
 
 def prepare(folder, *args):
-    command = [sys.executable, "-m", "fairseq_inf.data.sorting", folder, *args]
+    command = [tool("inf-sorting"), "make", folder, *args]
     done = subprocess.run([*map(str, command)], cwd=ROOT, text=True, capture_output=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -52,7 +51,7 @@ def refused(folder, *args):
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
         patch.setattr(sys, "argv", ["sorting", *map(str, (folder, *args))])
         with pytest.raises(SystemExit) as stopped:
-            fairseq_inf.data.sorting.main()
+            main()
     if isinstance(stopped.value.code, str):
         return stopped.value.code
     assert stopped.value.code != 0

@@ -52,7 +52,7 @@ if [[ $name == wikitext-103 ]]; then
     fi
     scratch=$(mktemp -d)
     trap 'rm -rf "$scratch"' EXIT
-    python "$here/../../scripts/split_wikitext.py" "$folder" "$scratch/articles"
+    python "$here/split_wikitext.py" "$folder" "$scratch/articles"
     name=$scratch/articles
 elif [[ $folder ]]; then
     fail "A folder of one's own is the only argument: see --help."

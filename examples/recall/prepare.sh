@@ -9,12 +9,12 @@ usage: bash examples/recall/prepare.sh DATA_BIN [generator options]
 Makes DATA_BIN with dict.txt, train, valid and test.  A folder that is there already stays as it is.
 
 TEXT
-    python -m fairseq_inf.data.recall --help | sed '1,/^$/d'
+    fairseq-inf-recall make --help | sed "1,/^$/d"
 }
 
 [[ $# == 0 || $1 == -h || $1 == --help ]] && help && exit
 if [[ -e $1 ]]; then
     echo "$1 is there already"
 else
-    python -m fairseq_inf.data.recall "$@"
+    fairseq-inf-recall make "$@"
 fi

@@ -26,6 +26,6 @@ for length in "$@"; do
         echo "$folder is there already"
         continue
     fi
-    python -m fairseq_inf.data.sorting "$folder" --length "$length" --sizes "${sizes[@]}" \
+    fairseq-inf-sorting make "$folder" --length "$length" --sizes "${sizes[@]}" \
         --vocabulary "${VOCABULARY:-20}" --seed "${SEED:-1}"
 done

@@ -1,6 +1,6 @@
 """The sorting task: list the tokens of a sequence by falling frequency, which drifts.
 
-    python -m fairseq_inf.data.sorting data-bin/sorting-4000 --length 4000
+    fairseq-inf-sorting make data-bin/sorting-4000 --length 4000
 
 Each sequence has two distributions of its own over the V tokens, p0 and p1, integers from 1 to 9
 that are normalised.  Token i of T is drawn from alpha p0 + (1 - alpha) p1 with alpha = i / (T - 1)
@@ -17,8 +17,8 @@ import numpy as np
 from fairseq.data import Dictionary
 from tqdm import tqdm
 
-from .streams import StreamDataset
-from .synthetic import SPLITS, binarize, check_least, make_folder
+from fairseq_inf.data.streams import StreamDataset
+from fairseq_inf.data.synthetic import SPLITS, binarize, check_least, make_folder
 
 SEPARATOR = "<sep>"
 SUMMARY = "sorting.json"  # of a data-bin: what it was made with
@@ -139,7 +139,3 @@ def main() -> None:
     made = {name: vars(args)[name] for name in ("length", "vocabulary", "sizes", "seed")}
     make_folder(args.folder, make, made, SUMMARY)
     print(f"wrote {sum(args.sizes):,} sequences of {args.length:,} tokens to {args.folder}")
-
-
-if __name__ == "__main__":
-    main()

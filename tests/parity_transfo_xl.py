@@ -4,7 +4,7 @@ The last release with that model is old, so it goes into an environment of its o
 and fairseq:
 
     pip install transformers==4.35.2
-    python scripts/parity_transfo_xl.py
+    python tests/parity_transfo_xl.py
 
 Random weights of several shapes, a stream in segments of odd lengths, batch and memory length
 as given; prints the largest differences and fails above 1e-5.
@@ -16,7 +16,7 @@ import torch
 from fairseq.data import Dictionary
 from transformers import TransfoXLConfig, TransfoXLLMHeadModel
 
-from fairseq_inf.models.transformer_xl import TransformerXLConfig, TransformerXLLM
+from fairseq_inf.models.transformer_xl import TransformerXLLM
 
 WORDS = 100
 SHAPES = [  # layers, width, heads, inner width, memory, segments
@@ -44,7 +44,7 @@ def ours(model, layers, width, heads, inner, memory):
     dictionary = Dictionary()
     for i in range(WORDS - len(dictionary)):
         dictionary.add_symbol(str(i))
-    cfg = TransformerXLConfig(
+    cfg = TransformerXLLM.config(
         decoder_layers=layers, decoder_embed_dim=width, decoder_attention_heads=heads,
         decoder_ffn_embed_dim=inner, decoder_post_norm=True, activation_fn="relu", dropout=0.0,
         stm_length=memory,
@@ -96,8 +96,8 @@ def main():
             logits = max(logits, difference.item())
             if not memory:
                 continue
-            for recent, other in zip(state.recent, mems, strict=True):
-                own = recent[:, recent.size(1) - len(other) :].transpose(0, 1)
+            for layer, other in zip(state.layers, mems, strict=True):
+                own = layer.window.vectors[:, -len(other) :].transpose(0, 1)
                 memories = max(memories, (own - other).abs().max().item())
         print(
             f"{shape} segments {segments}: log-probabilities {logits:.1e}, memories {memories:.1e}"

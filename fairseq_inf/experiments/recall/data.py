@@ -1,7 +1,7 @@
 """The recall task: a key that returns must bring its value.
 
-    python -m fairseq_inf.data.recall data-bin/recall
-    python -m fairseq_inf.data.recall data-bin/pairs-8 --mode pairs --pairs 8
+    fairseq-inf-recall make data-bin/recall
+    fairseq-inf-recall make data-bin/pairs-8 --mode pairs --pairs 8
 
 A document is a stream of pairs "key value".  Which value a key has is drawn for each document, and
 stays.  The next key is the r-th last one of all keys, r log-uniform (or uniform) from 1 to K, so
@@ -22,8 +22,8 @@ import torch
 from fairseq.data import Dictionary
 from tqdm import tqdm
 
-from .streams import SegmentBatches, Spans, StreamDataset
-from .synthetic import SPLITS, binarize, check_least, make_folder
+from fairseq_inf.data.streams import SegmentBatches, Spans, StreamDataset
+from fairseq_inf.data.synthetic import SPLITS, binarize, check_least, make_folder
 
 FILLER = "."
 HOT = "h"  # how hot keys begin
@@ -248,7 +248,3 @@ def main() -> None:
         length = 2 * args.pairs + args.gap + 3
     make_folder(args.folder, make, made, SUMMARY)
     print(f"wrote {sum(args.sizes):,} documents of {length:,} tokens to {args.folder}")
-
-
-if __name__ == "__main__":
-    main()

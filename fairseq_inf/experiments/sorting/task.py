@@ -11,11 +11,11 @@ from fairseq.tasks import register_task
 from torch import Tensor
 
 from fairseq_inf.data import StreamDataset
-from fairseq_inf.data.sorting import SEPARATOR, find_answer, find_question, kendall_tau
 from fairseq_inf.models.generation import Continuation, new_reading, read
+from fairseq_inf.tasks.long_sequence_lm import Step
+from fairseq_inf.tasks.sequences import SequencesConfig, SequencesTask
 
-from .long_sequence_lm import Step
-from .sequences import SequencesConfig, SequencesTask
+from .data import SEPARATOR, find_answer, find_question, kendall_tau
 
 
 @dataclass
@@ -34,7 +34,7 @@ class SortingTask(SequencesTask):
     """Only what follows <sep> is a target."""
 
     name, needs = "sorting", SEPARATOR
-    made_by = "python -m fairseq_inf.data.sorting"
+    made_by = "fairseq-inf-sorting make"
 
     def __init__(self, cfg: Any, dictionary: Dictionary) -> None:
         super().__init__(cfg, dictionary)

@@ -1,6 +1,7 @@
 """On which tokens is a memory ahead?  Bits a token, by the time since the token last stood.
 
-    python scripts/by_distance.py quickstart/bin compare/transformer_xl/seed1/checkpoint_last.pt \\
+    python -m fairseq_inf.experiments.by_distance quickstart/bin \\
+        compare/transformer_xl/seed1/checkpoint_last.pt \\
         compare/infinite_former_gibbs/seed1/checkpoint_last.pt
 
 Every document of the split is read from an empty memory, by each checkpoint in turn; those after
@@ -9,6 +10,7 @@ the first have their difference from it, too.
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +18,13 @@ from fairseq import checkpoint_utils
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
-import fairseq_inf.models
-import fairseq_inf.tasks.long_sequence_lm  # noqa: F401  (registers it)
 from fairseq_inf.analysis.report import table
-from fairseq_inf.data.recall import bin_edges, last_stood
 from fairseq_inf.models.generation import new_reading, read
 
+from .recall.data import bin_edges, last_stood
 
-def measure(checkpoint, data, split, rows):
+
+def measure(checkpoint: Path, data: Path, split: str, rows: int) -> tuple[Any, Any, int]:
     """-> of each token of the split, its bits and how long ago it last stood, and L"""
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
         [str(checkpoint)], arg_overrides={"data": str(data), "stream_layout": "documents"}
@@ -44,7 +45,7 @@ def measure(checkpoint, data, split, rows):
     return np.concatenate(bits), np.concatenate(back), length
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="data-bin that all checkpoints were trained on")
     parser.add_argument("checkpoints", type=Path, nargs="+")

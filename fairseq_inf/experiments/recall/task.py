@@ -8,10 +8,10 @@ from fairseq.tasks import register_task
 from torch import Tensor, nn
 
 from fairseq_inf.data import StreamDataset
-from fairseq_inf.data.recall import RecallBatches
+from fairseq_inf.tasks.lines import LinesConfig, LinesTask
+from fairseq_inf.tasks.long_sequence_lm import Step
 
-from .lines import LinesConfig, LinesTask
-from .long_sequence_lm import Step
+from .data import RecallBatches
 
 
 @register_task("recall", dataclass=LinesConfig)
@@ -21,7 +21,7 @@ class RecallTask(LinesTask):
     hot keys, where there are any, are not in these, but in recall_hot, from 2L on."""
 
     name, needs = "recall", "k0"
-    made_by = "python -m fairseq_inf.data.recall"
+    made_by = "fairseq-inf-recall make"
 
     def build_batches(
         self,

@@ -1,6 +1,7 @@
 """The perplexity of a checkpoint by token, as fairseq-eval-lm gives it, and by word.
 
-    python scripts/perplexity.py data-bin/gpt2-pg19 --path checkpoints/mine/checkpoint_best.pt
+    python -m fairseq_inf.experiments.perplexity data-bin/gpt2-pg19 \\
+        --path checkpoints/mine/checkpoint_best.pt
 
 By word: exp(-(sum of the log-probabilities of all tokens of the split) / words), where the words
 are those of the raw text between white space, as fairseq-inf-prepare has counted them.  The sum
@@ -13,10 +14,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from runs import evaluate, threads_each
+from fairseq_inf.errors import Failure
+
+from .runs import evaluate, threads_each
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, help="data-bin of fairseq-inf-prepare")
     parser.add_argument("--path", type=Path, required=True, help="checkpoint")
@@ -45,7 +48,7 @@ def main():
                 args.data.resolve(), args.path.resolve(), args.split, args.batch_size, log,
                 threads_each(1), args.cpu, args.memory_off, args.context_window,
             )  # fmt: skip
-        except SystemExit as failure:
+        except Failure as failure:
             sys.exit(str(failure).replace(f", see {log}", ""))
     print(f"{found['tokens']:,} tokens, perplexity {found['ppl']:.2f}")
     if "words" not in found:

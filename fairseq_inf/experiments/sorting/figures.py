@@ -1,7 +1,7 @@
 """Run the sorting experiment and draw its figures.
 
-    python scripts/sorting.py lengths --cpu --jobs 2    # accuracy against length, all memories
-    python scripts/sorting.py basis --cpu --jobs 2      # accuracy and regression error against N
+    fairseq-inf-sorting lengths --cpu --jobs 2    # accuracy against length, all memories
+    fairseq-inf-sorting basis --cpu --jobs 2      # accuracy and regression error against N
 
 Each makes its data, trains the configs of examples/sorting/config/SCALE over the seeds, --jobs
 trainings at a time, tests the last checkpoint of each on sequences that it was not trained on, and
@@ -9,32 +9,40 @@ writes a PNG, the numbers as CSV, and a table.  A run that was broken off goes o
 and a finished one is not run again, so that the figures can be drawn anew in seconds.
 """
 
-import argparse
 import json
 import logging
-import re
 import statistics
-import subprocess
-import sys
-from functools import partial
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from fairseq import checkpoint_utils
-from runs import ROOT, once, run, side_by_side, spread, threads_each, tool, train
 
-import fairseq_inf.models
-import fairseq_inf.tasks.sorting  # noqa: F401  (registers it)
 from fairseq_inf.analysis.regression import regression_error
 from fairseq_inf.analysis.report import pyplot, save, table, write_csv
-from fairseq_inf.data.sorting import SUMMARY, chance_accuracy, draw, oracle_accuracy
+from fairseq_inf.data.synthetic import make_folder
+from fairseq_inf.errors import Failure
+from fairseq_inf.experiments.runs import (
+    Result,
+    Row,
+    add_runs,
+    check_runs,
+    run_rows,
+    spread,
+    sub_commands,
+    validate,
+)
 
-CONFIGS = ROOT / "examples" / "sorting" / "config"
+from . import data
+from .data import SUMMARY, chance_accuracy, draw, oracle_accuracy
+
 VOCABULARY = 20
 # lengths, about 4, 8, 16 and, in small, 32 segments; compression rates for them: the highest that
 # the paper tried, but 6 for 12 in small; sizes of train, valid and test; N of the second figure
-SCALES = {
+SCALES: dict[str, dict[str, Any]] = {
     "paper": {
         "segment": 1024,
         "lengths": (4000, 8000, 16000),
@@ -66,67 +74,53 @@ NAMES = {
 }
 
 
-def models(args):
+def models(args: Namespace) -> list[str]:
     """-> the names of this scale's configs, in the order of table and figure"""
-    own = [name for name in NAMES if (CONFIGS / args.scale / f"{name}.yaml").is_file()]
+    own = [name for name in NAMES if (args.configs / args.scale / f"{name}.yaml").is_file()]
     return [name for name in own if not args.models or name in args.models]
 
 
-def data_bin(args, length):
-    return Path(args.data).resolve() / f"sorting-{args.scale}-{length}"
-
-
-def prepare(args, length):
-    """Make the data of a length, or see that it is there."""
-    folder = data_bin(args, length)
+def prepare(args: Namespace, length: int) -> str:
+    """Make the data of a length, or see that it is there.  -> its folder"""
+    folder = Path(args.data).resolve() / f"sorting-{args.scale}-{length}"
     sizes = SCALES[args.scale]["sizes"]
     wanted = {"length": length, "vocabulary": VOCABULARY, "sizes": list(sizes), "seed": 1}
     if not folder.exists():
-        command = [
-            sys.executable, "-m", "fairseq_inf.data.sorting", str(folder), "--seed", "1",
-            "--length", str(length), "--vocabulary", str(VOCABULARY), "--sizes", *map(str, sizes),
-        ]  # fmt: skip
-        if subprocess.run(command, cwd=ROOT).returncode:
-            raise SystemExit(
-                f"--data {args.data}: the data of length {length} cannot be made there"
-            )
+        make_folder(str(folder), data.make, wanted, SUMMARY)
     summary = folder / SUMMARY
     if not summary.is_file() or json.loads(summary.read_text()) != wanted:
-        raise SystemExit(f"{folder} is not data of {wanted}: remove it, or name another --data")
+        raise Failure(f"{folder} is not data of {wanted}: remove it, or name another --data")
+    return str(folder)
 
 
-def work(args, model, length, seed, name, overrides):
-    """Train and test one model at one length.  -> its results"""
-    config = CONFIGS / args.scale / f"{model}.yaml"
-    folder = Path(args.out).resolve() / args.scale / name / f"seed{seed}"
-    overrides = overrides + args.overrides
-    data = data_bin(args, length)
-    asked = {"data": str(data), "overrides": overrides, "config": config.read_text()}
-
-    def measure():
-        seconds = train(config, data, seed, folder, overrides, args.threads, args.cpu)
-        checkpoint = folder / "checkpoint_last.pt"
-        command = [
-            tool("fairseq-validate"), str(data), "--user-dir", str(ROOT / "fairseq_inf"),
-            "--task", "sorting", "--path", str(checkpoint), "--valid-subset", "test",
-            "--batch-size", "40", "--eval-order", "--log-format", "json", "--num-workers", "0",
-        ]  # fmt: skip
-        _, printed = run(command + ["--cpu"] * args.cpu, folder / "test.log", args.threads)
-        measured = json.loads(re.findall(r"\| test \| ({.*})", printed)[-1])
-        names = ("accuracy", "exact_match", "kendall_tau", "nll_loss")
-        result = {"model": model, "length": length, "seed": seed, "seconds": seconds}
-        result.update({name: float(measured[f"test_{name}"]) for name in names})
-        if model in {config for config, _ in MEMORIES.values()}:
-            result["regression_error"] = test_regression(checkpoint, data)
-        return result
-
-    return once(folder, asked, measure)
+def measure(args: Namespace, row: Row, folder: Path) -> Result:
+    checkpoint, log = folder / "checkpoint_last.pt", folder / "test.log"
+    measured = validate("sorting", row.data, checkpoint, log, args, "--eval-order")
+    names = ("accuracy", "exact_match", "kendall_tau", "nll_loss")
+    result = {name: measured[name] for name in names}
+    if row.config.stem in {config for config, _ in MEMORIES.values()}:
+        result["regression_error"] = test_regression(checkpoint, row.data)
+    return result
 
 
-def test_regression(checkpoint, data):
+def run_all(args: Namespace, cases: Iterable[tuple[Row, Result]]) -> list[Result]:
+    """cases: rows, and what is known of each.  -> results, with what is known"""
+    rows, known = zip(*cases, strict=True)
+    results = run_rows(
+        args,
+        rows,
+        lambda row, folder: measure(args, row, folder),
+        lambda result: f"{result['accuracy']:.2f} %",
+        out=Path(args.out) / args.scale,
+    )
+    of = {row.name: own for row, own in zip(rows, known, strict=True)}
+    return [{**result, **of[result["config"]]} for result in results]
+
+
+def test_regression(checkpoint: Path, folder: str) -> float:
     """-> relative error of the memories, the mean over layers and 96 test sequences"""
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task(
-        [str(checkpoint)], arg_overrides={"data": str(data)}
+        [str(checkpoint)], arg_overrides={"data": folder}
     )
     task.load_dataset("test")
     dataset, eos = task.dataset("test"), torch.tensor([task.dictionary.eos()])
@@ -137,10 +131,10 @@ def test_regression(checkpoint, data):
     return statistics.mean(error for part in errors for error in part)
 
 
-def references(args, lengths):
+def references(args: Namespace, lengths: Iterable[int]) -> list[Result]:
     """What counting would reach, on sequences like those of the test.  -> rows of the CSV"""
     segment = SCALES[args.scale]["segment"]
-    rows = []
+    rows: list[Result] = []
     for length in lengths:
         rng = np.random.default_rng(length)
         told = [draw(rng, VOCABULARY, length) for _ in range(800)]
@@ -154,43 +148,39 @@ def references(args, lengths):
     return rows
 
 
-def write(args, name, columns, rows):
+def write(args: Namespace, name: str, columns: Sequence[str], rows: Iterable[Result]) -> Path:
     path = Path(args.out) / args.scale / f"{name}.csv"
     write_csv(path, columns, rows)
     return path.with_suffix(".png")
 
 
-def columns_of(results, *names):
+def columns_of(results: Iterable[Result], *names: str) -> dict[tuple[Any, ...], list[Result]]:
     """Results by the values of these names."""
-    found = {}
+    found: dict[tuple[Any, ...], list[Result]] = {}
     for result in results:
         found.setdefault(tuple(result[name] for name in names), []).append(result)
     return found
 
 
-def lengths(args):
+def lengths(args: Namespace) -> None:
     """Accuracy of all models against the length of the sequence."""
     scale = SCALES[args.scale]
     every = zip(scale["lengths"], scale["rates"], strict=True)
     chosen = {n: rate for n, rate in every if not args.lengths or n in args.lengths}
-    for length in chosen:
-        prepare(args, length)
-    calls = []
-    for seed in args.seeds:
-        for length, rate in chosen.items():
-            for model in models(args):
-                overrides = []
-                if model == "compressive_transformer":
-                    overrides.append(f"model.compression_rate={rate}")
-                if args.scale == "paper" and length == 16000:
-                    overrides.append("optimization.lr=[0.0002]")
-                name = f"{model}-{length}"
-                calls.append(partial(work, args, model, length, seed, name, overrides))
-    results = side_by_side(
-        args.jobs,
-        calls,
-        lambda r: f"{r['model']}, length {r['length']}, seed {r['seed']}: {r['accuracy']:.2f} %",
-    )
+    cases = []
+    for length, rate in chosen.items():
+        folder = prepare(args, length)
+        for model in models(args):
+            overrides = []
+            if model == "compressive_transformer":
+                overrides.append(f"model.compression_rate={rate}")
+            if args.scale == "paper" and length == 16000:
+                overrides.append("optimization.lr=[0.0002]")
+            config = args.configs / args.scale / f"{model}.yaml"
+            overrides += args.overrides
+            row = Row(config, overrides, data=folder, name=f"{model}-{length}")
+            cases.append((row, {"model": model, "length": length}))
+    results = run_all(args, cases)
     results.sort(key=lambda r: ([*NAMES].index(r["model"]), r["length"], r["seed"]))
     marks = references(args, chosen)
     names = "model length seed accuracy exact_match kendall_tau nll_loss seconds".split()
@@ -199,7 +189,9 @@ def lengths(args):
     print(f"\n{lengths_table(results, marks, [*chosen])}\n\nfigure: {png}")
 
 
-def lengths_table(results, marks, lengths):
+def lengths_table(
+    results: Sequence[Result], marks: Sequence[Result], lengths: Sequence[int]
+) -> str:
     found = columns_of(results, "model", "length")
     head = ["accuracy, %", *(f"length {n:,}" for n in lengths), "from first to last"]
     lines = []
@@ -226,7 +218,9 @@ def lengths_table(results, marks, lengths):
     return text + "\n\n" + table(head, lines)
 
 
-def draw_lengths(path, results, marks, lengths):
+def draw_lengths(
+    path: Path, results: Sequence[Result], marks: Sequence[Result], lengths: Sequence[int]
+) -> None:
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(6, 4.8))
     found = columns_of(results, "model", "length")
@@ -248,44 +242,30 @@ def draw_lengths(path, results, marks, lengths):
     save(plt, figure, path)
 
 
-def basis(args):
+def basis(args: Namespace) -> None:
     """Accuracy and regression error of the ∞-former against N, at the middle length."""
     scale = SCALES[args.scale]
     length = scale["lengths"][1]
-    prepare(args, length)
-    memories = {name: how for name, how in MEMORIES.items() if how[0] in models(args)}
-    calls = []
-    for seed in args.seeds:
-        for memory, (config, widths) in memories.items():
-            for n in scale["basis"]:
-                name, overrides = f"{config}-{length}", []
-                if n != scale["segment"] or memory == "widths auto":  # else of the first figure
-                    name += f"-N{n}-{widths}"
-                    overrides = [f"model.ltm_basis={n}", f"model.ltm_widths='{widths}'"]
-                calls.append(
-                    partial(basis_run, args, config, length, seed, name, overrides, n, memory)
-                )
-    results = side_by_side(
-        args.jobs,
-        calls,
-        lambda r: (
-            f"N = {r['basis']}, {r['memory']}, seed {r['seed']}: "
-            f"{r['accuracy']:.2f} %, regression error {r['regression_error']:.3f}"
-        ),
-    )
-    results.sort(key=lambda r: ([*memories].index(r["memory"]), r["basis"], r["seed"]))
+    folder, cases = prepare(args, length), []
+    for memory, (model, widths) in MEMORIES.items():
+        for n in scale["basis"] if model in models(args) else ():
+            name, overrides = f"{model}-{length}", []
+            if n != scale["segment"] or memory == "widths auto":  # else of the first figure
+                name += f"-N{n}-{widths}"
+                overrides += [f"model.ltm_basis={n}", f"model.ltm_widths='{widths}'"]
+            row = Row(
+                args.configs / args.scale / f"{model}.yaml", overrides, data=folder, name=name
+            )
+            cases.append((row, {"memory": memory, "basis": n, "length": length}))
+    results = run_all(args, cases)
+    results.sort(key=lambda r: ([*MEMORIES].index(r["memory"]), r["basis"], r["seed"]))
     names = "memory basis length seed accuracy regression_error exact_match kendall_tau seconds"
     png = write(args, "basis", names.split(), results)
     draw_basis(png, results, scale["basis"], length)
     print(f"\n{basis_table(results, scale['basis'])}\n\nfigure: {png}")
 
 
-def basis_run(args, config, length, seed, name, overrides, n, memory):
-    result = work(args, config, length, seed, name, overrides)
-    return {**result, "basis": n, "memory": memory}
-
-
-def basis_table(results, sizes):
+def basis_table(results: Sequence[Result], sizes: Sequence[int]) -> str:
     found = columns_of(results, "memory", "basis")
     head = ["", "", *(f"N = {n}" for n in sizes)]
     lines = []
@@ -296,7 +276,7 @@ def basis_table(results, sizes):
     return table(head, lines)
 
 
-def draw_basis(path, results, sizes, length):
+def draw_basis(path: Path, results: Sequence[Result], sizes: Sequence[int], length: int) -> None:
     plt = pyplot()
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.8))
     found = columns_of(results, "memory", "basis")
@@ -320,41 +300,46 @@ def draw_basis(path, results, sizes, length):
     save(plt, figure, path)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("figure", choices=["lengths", "basis"])
-    parser.add_argument("overrides", nargs="*", help="hydra overrides, a=b, for all trainings")
-    parser.add_argument("--scale", choices=SCALES, default="small")
-    parser.add_argument("--models", nargs="+", choices=NAMES, help="only these configs")
-    parser.add_argument("--lengths", type=int, nargs="+", help="lengths: only these of the scale")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
-    parser.add_argument("--data", default="data-bin", help="folder for the data")
-    parser.add_argument(
-        "--out", default="sorting", help="folder for checkpoints, results and figures"
-    )
-    parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
+def run(figure: str) -> None:
+    parser = ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("overrides", nargs="*", help="hydra overrides, a=b, for all trainings")
+    add("--configs", type=Path, default="examples/sorting/config", help="folder of the scales")
+    add("--scale", choices=SCALES, default="small")
+    add("--models", nargs="+", choices=NAMES, help="only these configs")
+    if figure == "lengths":
+        add("--lengths", type=int, nargs="+", help="only these of the scale")
+    add_runs(parser)
+    add("--data", default="data-bin", help="folder for the data")
+    add("--out", default="sorting", help="folder for checkpoints, results and figures")
     args = parser.parse_intermixed_args()
+    check_runs(parser, args)
+    args.configs = args.configs.resolve()
     wrong = [word for word in args.overrides if "=" not in word]
     if wrong:
         parser.error(f"{wrong[0]} is not a hydra override: it must be name=value")
-    if args.figure == "basis" and args.lengths:
-        parser.error("--lengths is not for basis, which has one length")
-    wanted = NAMES if args.figure == "lengths" else {config for config, _ in MEMORIES.values()}
+    wanted = NAMES if figure == "lengths" else {config for config, _ in MEMORIES.values()}
     if not set(models(args)) & set(wanted):
-        parser.error(f"--models {' '.join(args.models)}: --scale {args.scale} has no such config")
-    unknown = set(args.lengths or ()) - set(SCALES[args.scale]["lengths"])
+        which = f"--models {' '.join(args.models)}: " if args.models else ""
+        parser.error(f"{which}--configs {args.configs} has no such config in {args.scale}")
+    unknown = set(getattr(args, "lengths", None) or ()) - set(SCALES[args.scale]["lengths"])
     if unknown:
         own = ", ".join(map(str, SCALES[args.scale]["lengths"]))
         parser.error(f"--lengths {min(unknown)} must be one of {own}")
-    if args.jobs < 1:
-        parser.error(f"--jobs must be at least 1, got {args.jobs}")
-    if len(set(args.seeds)) < len(args.seeds):
-        parser.error("a seed twice would share a folder")
-    args.threads = threads_each(args.jobs)
-    {"lengths": lengths, "basis": basis}[args.figure](args)
+    logging.disable(logging.INFO)  # fairseq lets through what every library says
+    (lengths if figure == "lengths" else basis)(args)
+
+
+def main() -> None:
+    sub_commands(
+        "fairseq-inf-sorting",
+        {
+            "make": ("make the data: sequences, and their tokens by falling frequency", data.main),
+            "lengths": ("accuracy of all memories against length", lambda: run("lengths")),
+            "basis": ("accuracy and regression error against N", lambda: run("basis")),
+        },
+    )
 
 
 if __name__ == "__main__":
-    logging.disable(logging.INFO)  # fairseq lets through what every library says
     main()
