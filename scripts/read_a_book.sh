@@ -40,9 +40,7 @@ quietly() { # LOG COMMAND: show what a command printed only if it fails
 say "1/4 Fetch SmolLM2, and give it a memory: of every 4 vectors that leave its window, the one it has looked at most"
 (cd "$out" && bash "$OLDPWD/examples/pretrained/fetch.sh" smollm2)
 [ -d "$out/model" ] || quietly "$out/import.log" python -m fairseq_inf.commands.import_model \
-    "$out/models/smollm2.gguf" "$out/model" --arch compressive_transformer_lm_llama \
-    --compression mean --compression-rate 1 --ltm-pick 4 --slot-spacing 4 --ltm-start host \
-    --stm-length 256 --sink-tokens 4 --tokens-per-sample 256
+    "$out/models/smollm2.gguf" "$out/model" --arch selective_memory_lm_llama --tokens-per-sample 256
 
 say "2/4 Read $book"
 python - "$book" "$out/text" "$characters" <<'PY'
@@ -78,9 +76,9 @@ say "4/4 What comes next?"
 python -W ignore - "$out" "$prompt" <<'PY'
 import logging, pathlib, sys
 logging.disable(logging.WARNING)
-from fairseq_inf.models import CompressiveTransformerLM
+from fairseq_inf.models import SelectiveMemoryLM
 out, prompt = pathlib.Path(sys.argv[1]), sys.argv[2]
-hub = CompressiveTransformerLM.from_pretrained(str(out / "model"), "checkpoint.pt", ".")
+hub = SelectiveMemoryLM.from_pretrained(str(out / "model"), "checkpoint.pt", ".")
 memory = hub.load_memory(out / "memory.safetensors")
 if not prompt:
     print("…" + (out / "text" / "test" / "book.txt").read_text(encoding="utf-8")[-200:], end="")
