@@ -37,17 +37,17 @@ def _run(name, args, env, folder, printed, errors):
 def run(name, args, folder):
     """-> exit code, what it printed"""
     with tempfile.NamedTemporaryFile("r") as printed:
-        return _start(name, args, folder, printed.name, printed.name), printed.read()
+        return start(name, args, folder, printed.name, printed.name), printed.read()
 
 
 def run_apart(name, args, folder):
     """-> exit code, what it printed, what it complained of"""
     with tempfile.NamedTemporaryFile("r") as printed, tempfile.NamedTemporaryFile("r") as errors:
-        code = _start(name, args, folder, printed.name, errors.name)
+        code = start(name, args, folder, printed.name, errors.name)
         return code, printed.read(), errors.read()
 
 
-def _start(name, args, folder, printed, errors):
+def start(name, args, folder, printed, errors):
     words = [str(word) for word in args]
     process = context.Process(
         target=_run, args=(name, words, dict(os.environ), str(folder), printed, errors)

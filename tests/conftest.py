@@ -1,3 +1,5 @@
+import contextlib
+import io
 import os
 import pathlib
 import random
@@ -5,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import commands
 import pytest
@@ -103,6 +106,37 @@ def result(printed):
 
 def load(path):
     return torch.load(path, weights_only=True)
+
+
+def call(main, *args):
+    """The main function of a command in this process, which saves its start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(word) for word in args])
+        main()
+
+
+def refused(main, *args):
+    """-> the last line that it fails with"""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), pytest.raises(SystemExit) as stopped:
+        call(main, *args)
+    assert stopped.value.code
+    code = stopped.value.code
+    return code if isinstance(code, str) else said.getvalue().strip().splitlines()[-1]
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """What the runner of the experiments starts has fairseq imported already."""
+    from fairseq_inf.experiments import runs
+
+    def start(command, env, stdout, stderr):
+        name, *args = command
+        code = commands.start(os.path.basename(name), args, ROOT, stdout.name, stdout.name)
+        return subprocess.CompletedProcess(command, code)
+
+    instead = SimpleNamespace(run=start, STDOUT=subprocess.STDOUT)
+    monkeypatch.setattr(runs, "subprocess", instead)
 
 
 @pytest.fixture(scope="session")
