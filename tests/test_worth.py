@@ -38,7 +38,7 @@ def test_the_worth_of_an_untrained_memory_and_what_is_looked_at_are_measured(tmp
     assert first[5][4] != first[4][2], "the books differ"
     assert first[:4] == second[:4] and first[4][:6] == second[4][:6]
 
-    call(looks.main, "looks", *own, "--tokens", 56, "--context", 40)
+    call(looks.main, "looks", *own, "--tokens", 55, "--context", 40)
     *layers, every = capsys.readouterr().out.splitlines()[2:]
     assert len(layers) == 2 and every.startswith("| all |")
     for row in (*layers, every):
@@ -49,9 +49,9 @@ def test_the_worth_of_an_untrained_memory_and_what_is_looked_at_are_measured(tmp
         ("ltm_pik is not a setting of this model, is it ltm_pick", ["--memory", "{'ltm_pik': 1}"]),
         ("--memory must be a dict", ["--memory", "8"]),
         ("has no split none", ["--split", "none"]),
-        ("has fewer than --tokens 4096", []),
+        ("has fewer than --tokens 999", ["--tokens", 999]),
     ):
-        assert said in refused(worth.main, "worth", *own, "--context", 16, *words)
+        assert said in refused(worth.main, "worth", *own, "--tokens", 70, "--context", 16, *words)
 
 
 def test_a_book_that_is_not_there_is_named(tmp_path):

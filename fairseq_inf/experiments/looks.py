@@ -106,8 +106,8 @@ def main() -> None:
         memory = decoder.layers[0].memory
         if not isinstance(memory, SelectiveMemory):
             parser.error(f"--path {args.path} has no selective memory")
-        off = {"stm_length": args.tokens, "sink_tokens": 0, "ltm_enabled": False}
-        decoder, _ = load(args.path, args.data, dtype, **off)
+        off = {"sink_tokens": 0, "ltm_slots": 1, "ltm_pick": 1, "ltm_enabled": False}
+        decoder, _ = load(args.path, args.data, dtype, stm_length=args.tokens, **off)
         found = masses(decoder, documents(args.data, args.split, args.tokens), length)
     slots = memory.num_slots
     every = [
