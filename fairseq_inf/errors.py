@@ -39,10 +39,16 @@ def plain_errors(command: str) -> Iterator[None]:
     """Inside, such an error ends the command with its sentence alone."""
     try:
         yield
+    except KeyboardInterrupt:
+        print(f"{command}: interrupted, nothing was written", file=sys.stderr)
+        sys.exit(130)
     except MENDABLE as error:
         if wants_traceback():
             raise
-        sys.exit(f"{command}: {error}")
+        said = str(error)
+        if isinstance(error, OSError) and error.strerror:
+            said = f"{error.filename or 'a file'} cannot be used: {error.strerror}"
+        sys.exit(f"{command}: {said}")
 
 
 def plain_errors_in_fairseq() -> None:

@@ -4,6 +4,22 @@ import argparse
 import io
 import sys
 from pathlib import Path
+from typing import Any
+
+from fairseq_inf.errors import Failure
+
+
+def command_line(name: str, text: str, **settings: Any) -> argparse.ArgumentParser:
+    """A parser.  text: the module's, which begins "NAME: what it does"."""
+    head = text.splitlines()[0].split(": ", 1)[1]
+    return argparse.ArgumentParser(prog=name, description=head, **settings)
+
+
+def add_model(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """What commands that read with a model share."""
+    parser.add_argument("--path", required=required, help="checkpoint of the model")
+    parser.add_argument("--data", required=required, help="data-bin that it was trained on")
+    parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
 
 
 def text_named(name: str, parser: argparse.ArgumentParser) -> Path | io.TextIOWrapper:
@@ -13,6 +29,14 @@ def text_named(name: str, parser: argparse.ArgumentParser) -> Path | io.TextIOWr
     if not Path(name).is_file():
         parser.error(f"{name} does not exist or is not a file")
     return Path(name)
+
+
+def check_least(args: argparse.Namespace, **least: int) -> None:
+    """least: of each option what it may be at least, if it is given."""
+    for name, bound in least.items():
+        value = getattr(args, name)
+        if value is not None and value < bound:
+            raise Failure(f"--{name.replace('_', '-')} must be at least {bound}, got {value}")
 
 
 def check_draws(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

@@ -15,22 +15,28 @@ memory adds is zero at first: the model starts as it was.
 import argparse
 import json
 import logging
-import pickle
 import shutil
-import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 from fairseq.data import Dictionary
+from fairseq.dataclass.utils import gen_parser_from_dataclass
+from omegaconf import OmegaConf
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from fairseq_inf.data.encoding import Failure
+from fairseq_inf.commands import command_line
+from fairseq_inf.data import dictionary_state
+from fairseq_inf.errors import Failure, plain_errors
+from fairseq_inf.files import whole_file, whole_folder
+from fairseq_inf.models.memory_lm import host_of
+from fairseq_inf.models.settings import flag
+from fairseq_inf.models.upgrade import upgrade
 from fairseq_inf.pretrained import LAYOUTS
-from fairseq_inf.pretrained.checkpoint import build, save_checkpoint
+from fairseq_inf.pretrained.checkpoint import architecture, build, lengths, save_checkpoint
 from fairseq_inf.pretrained.source import read_source
 from fairseq_inf.pretrained.words import (
     NEW,
@@ -39,7 +45,10 @@ from fairseq_inf.pretrained.words import (
     token_rows,
     write_dictionary,
 )
-from fairseq_inf.tasks.long_sequence_lm import dictionary_state
+from fairseq_inf.tasks.checkpoints import open_checkpoint
+from fairseq_inf.tasks.long_sequence_lm import LongSequenceLMConfig
+
+COMMAND = "fairseq-inf-import"
 
 
 def convert(args: argparse.Namespace, flags: list[str], folder: Path) -> str:
@@ -53,86 +62,97 @@ def convert(args: argparse.Namespace, flags: list[str], folder: Path) -> str:
         shutil.copyfile(args.dict, path)
     else:
         write_dictionary(path, words, end)
-    ids = token_ids(Dictionary.load(str(path)), words, end, args.dict or path)
-    state = layout.to_ours(source.tensors, config, ids)
+    dictionary = Dictionary.load(str(path))
+    ids = token_ids(dictionary, words, end, args.dict or path)
+    weights = layout.to_ours(source.tensors, config, ids)
     arch = args.arch or f"{layout.name}_lm"
-    cfg, task, model = build(layout, arch, config, flags, folder)
+    kind = architecture(layout, arch)
+    sizes = layout.settings(config)
+    settings = {**sizes, **lengths(kind, layout, config), **given(kind, flags)}
+    length = settings.pop("tokens_per_sample")
+    model = build(kind, settings, dictionary)
     try:
-        model.load_state_dict(state, strict=True)
+        model.load_state_dict(weights, strict=True)
     except RuntimeError:
         raise Failure(
             f"{source.path} does not fit the flags that were given: the model's own sizes come "
             "from its config.json, leave them out"
         ) from None
-    if source.encoding:
-        for name, content in source.encoding.items():
-            (folder / name).write_bytes(content)
-        (folder / "documents.json").write_text(json.dumps({"encoding": layout.encoding[0]}))
-    save_checkpoint(folder / "checkpoint.pt", cfg, task, model, args.output)
+    task = LongSequenceLMConfig(
+        _name="long_sequence_lm", data=str(args.output), tokens_per_sample=length,
+        stream_layout="documents",
+    )  # fmt: skip
+    with writing(args.output):
+        if source.encoding:
+            for name, content in source.encoding.items():
+                (folder / name).write_bytes(content)
+            (folder / "documents.json").write_text(json.dumps({"encoding": layout.encoding[0]}))
+        save_checkpoint(folder / "checkpoint.pt", model, settings, task, dictionary)
     count = sum(x.numel() for x in model.parameters())
-    new = [task.source_dictionary[i] for i in (ids == NEW).nonzero().flatten()]
+    new = [dictionary[i] for i in (ids == NEW).nonzero().flatten()]
     told = f"\nIt has to learn {', '.join(new)}, which are in {args.dict} only." if new else ""
-    sizes = " ".join(layout.flags(config))
+    shown = " ".join(flag(x) if y is True else f"{flag(x)} {y}" for x, y in sizes.items())
     return (
         f"wrote {arch} with {count:,} parameters to {args.output}/checkpoint.pt and "
-        f"{args.output}/dict.txt\nIts sizes, for fairseq-train: {sizes}{told}"
+        f"{args.output}/dict.txt\nIts sizes, for fairseq-train: {shown}{told}"
     )
+
+
+def given(model: Any, flags: list[str]) -> dict[str, Any]:
+    """The settings of the model, and --tokens-per-sample, that flags name."""
+
+    def refuse(said: str) -> NoReturn:
+        raise Failure(said)
+
+    parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS, add_help=False)
+    parser.error = refuse  # type: ignore[method-assign]
+    parser.add_argument("--tokens-per-sample", type=int)
+    gen_parser_from_dataclass(parser, model.config(), delete_default=True)
+    return vars(parser.parse_args(flags))
 
 
 def convert_back(args: argparse.Namespace, folder: Path) -> str:
     """The same for a checkpoint's host, in Hugging Face's layout."""
     path = Path(args.source)
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        cfg, model, task = state["cfg"]["model"], state["model"], state.get("task_state", {})
-    except FileNotFoundError:
-        raise Failure(f"{path} does not exist") from None
-    except (pickle.UnpicklingError, RuntimeError, OSError, KeyError, TypeError, EOFError):
-        raise Failure(f"{path} is not a whole checkpoint of fairseq's") from None
-    layout = LAYOUTS.get(str(cfg.get("decoder_host")))
+    state = open_checkpoint(args.source)
+    cfg = OmegaConf.create((state.get("cfg") or {}).get("model") or {})
+    upgrade(cfg)
+    layout = LAYOUTS.get(str(host_of(str(cfg.get("_name")))))
     if layout is None:
         known = " or ".join(layout.title for layout in LAYOUTS.values())
         raise Failure(f"{path} is not a {known} with or without a memory")
-    for name, value in layout.settings.items():
-        if cfg[name] != value:
-            raise Failure(f"{path} has another {name} than {layout.title}: {cfg[name]}")
     named = args.dict or path.parent / "dict.txt"
     dictionary = load_dictionary(named)
     own = dictionary_state(dictionary)["dictionary"]
-    if task.get("dictionary", own) != own:
+    if state.get("task_state", {}).get("dictionary", own) != own:
         raise Failure(f"--dict {named} is of another vocabulary than {path}: name its own")
+    model = state["model"]
     absent = model.get("decoder.absent", torch.zeros(len(dictionary)))
     rows, end = token_rows(dictionary, absent, layout.end, named)
     config = layout.config(cfg, len(rows), end)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     tensors = layout.to_theirs(model, config, rows)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    files = layout.encoding[1]
-    if all((named.parent / ours).is_file() for ours in files.values()):
-        for theirs, ours in files.items():
-            shutil.copyfile(named.parent / ours, folder / theirs)
+    with writing(args.output):
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        with whole_file(folder / "model.safetensors") as file:
+            save_file(tensors, file, metadata={"format": "pt"})
+        files = layout.encoding[1]
+        if all((named.parent / ours).is_file() for ours in files.values()):
+            for theirs, ours in files.items():
+                shutil.copyfile(named.parent / ours, folder / theirs)
     return f"wrote the {layout.title} of {path} to {args.output}"
 
 
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A folder that becomes `path` if all goes well, and leaves nothing if not."""
-    if path.exists():
-        raise Failure(f"{path} exists already: remove it, or name another output")
-    above = path.absolute().parent
-    above.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=above))
+def writing(output: Path) -> Iterator[None]:
     try:
-        yield scratch
-        scratch.chmod(0o755)
-        scratch.rename(path)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise Failure(f"{output} cannot be written: {reason}") from None
 
 
 def main() -> None:
-    head = __doc__.splitlines()[0].split(": ")
-    parser = argparse.ArgumentParser(prog=head[0], description=head[1])
+    parser = command_line(COMMAND, __doc__)
     parser.add_argument(
         "source", metavar="SOURCE", help="folder, hub name or .gguf file; with --back, a checkpoint"
     )
@@ -145,13 +165,8 @@ def main() -> None:
         parser.error(f"{flags[0] if flags else '--arch'} is not for --back")
     logging.disable(logging.WARNING)
     try:
-        with new_folder(args.output) as folder:
+        with plain_errors(COMMAND), whole_folder(args.output) as folder:
             said = convert_back(args, folder) if args.back else convert(args, flags, folder)
-    except (Failure, ValueError) as failure:
-        sys.exit(str(failure))
-    except (OSError, RuntimeError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        sys.exit(f"{args.output} cannot be written: {reason}")
     finally:
         logging.disable(logging.NOTSET)
     print(said)

@@ -18,8 +18,8 @@ def main() -> None:
     args = parser.parse_args()
     text = text_named(args.text, parser)
 
+    from fairseq_inf.files import check_writable
     from fairseq_inf.hub import open_hub
-    from fairseq_inf.memory import check_writable
 
     try:
         check_writable(args.output)

@@ -12,7 +12,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from .encoding import Encoding, Failure
+from fairseq_inf.errors import Failure
+
+from .encoding import Encoding
 
 SPLITS = {"train": ["train"], "valid": ["validation", "valid"], "test": ["test"]}
 Sized = list[tuple[Path, int]]  # documents with their bytes

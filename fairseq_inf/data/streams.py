@@ -8,7 +8,7 @@ import torch
 from fairseq.data import Dictionary, FairseqDataset
 from torch import Tensor
 
-from .prompts import without_end, without_pad
+from .words import without_end, without_pad
 
 Spans = list[list[tuple[int, int]]]  # of each row: where what it reads begins and ends
 

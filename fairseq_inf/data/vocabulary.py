@@ -8,7 +8,7 @@ from pathlib import Path
 
 import sentencepiece
 
-from .encoding import Failure
+from fairseq_inf.errors import Failure
 
 SAMPLE_BYTES = 50_000_000  # text that a model is trained on, at most
 SMALLEST_EXTRACT = 1_000  # bytes of a document in that sample, at least

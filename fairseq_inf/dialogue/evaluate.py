@@ -64,8 +64,8 @@ def parse() -> argparse.Namespace:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """-> what the JSON file holds"""
+    from fairseq_inf.files import check_writable
     from fairseq_inf.hub import open_hub
-    from fairseq_inf.memory import check_writable
 
     from .answers import Answers
     from .facts import AMONG, known_facts

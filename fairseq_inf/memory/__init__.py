@@ -7,7 +7,7 @@ from .compressive import CompressiveMemory, CompressiveState
 from .continuous import ContinuousMemory
 from .contract import Encounter, LongTermMemory, Move, Plan, as_heads, side_by_side, take_part
 from .density import CellDensity, GaussianDensity, Weights
-from .file import check_writable, load_state, save_state
+from .file import load_state, save_state
 from .gaussian import GaussianReader
 from .gibbs import GibbsDensity, GibbsReader
 from .infini import InfiniMemory, InfiniState
@@ -53,7 +53,6 @@ __all__ = [
     "Weights",
     "Window",
     "as_heads",
-    "check_writable",
     "load_state",
     "mix",
     "plan_write",

@@ -8,6 +8,8 @@ import os
 import torch
 from torch import Tensor
 
+from fairseq_inf.files import whole_file
+
 from .state import Own, State
 
 SCHEMA = "fairseq_inf memory 3"
@@ -19,32 +21,13 @@ def save_state(state: State, path: str | os.PathLike[str], fingerprint: str) -> 
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    check_writable(path)
-    path = os.path.realpath(path)
     tensors = {name: x.detach().cpu().clone().contiguous() for name, x in state.tensors().items()}
     metadata = {"schema": SCHEMA, "fingerprint": fingerprint, "checksum": checksum(tensors)}
-    partial = f"{path}.partial"
-    try:
-        save_file(tensors, partial, metadata=metadata)
-        os.replace(partial, path)
-    except (SafetensorError, OSError) as error:
-        raise OSError(f"{path} cannot be written: {error}") from None
-    finally:
-        if os.path.exists(partial):
-            os.remove(partial)
-
-
-def check_writable(path: str | os.PathLike[str]) -> None:
-    """Raise an error if a file cannot be written there.  A link is followed."""
-    folder = os.path.dirname(os.path.realpath(path))
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(f"{path} cannot be written: {folder} does not exist")
-    if os.path.isdir(path):
-        raise IsADirectoryError(f"{path} cannot be written: it is a folder")
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise OSError(f"{path} cannot be written: there is something that is no file")
-    if not os.access(folder, os.W_OK):
-        raise PermissionError(f"{path} cannot be written: {folder} is not yours")
+    with whole_file(path, private=True) as partial:
+        try:
+            save_file(tensors, partial, metadata=metadata)
+        except (SafetensorError, OSError) as error:
+            raise OSError(f"{path} cannot be written: {error}") from None
 
 
 def checksum(tensors: dict[str, Tensor]) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq_inf.data.encoding import Failure
+from fairseq_inf.errors import Failure
 
 from .layout import HEAD, Config, Tensors
 from .tokenizer_json import byte_level, pieces

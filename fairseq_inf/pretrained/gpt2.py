@@ -61,5 +61,4 @@ GPT2 = Layout(
     encoding=("gpt2", {"vocab.json": "encoder.json", "merges.txt": "vocab.bpe"}),
     tied=True,
     end=50256,
-    settings={"activation_fn": "gelu_accurate"},
 )

@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fairseq_inf.data.encoding import Failure
+from fairseq_inf.errors import Failure
 
 from .words import ABSENT, NEW
 
@@ -85,7 +85,7 @@ def positive(theirs: str, ours: str, default: float) -> Field:
 
 @dataclass(frozen=True)
 class Layout:
-    name: str  # model_type of config.json, and --decoder-host
+    name: str  # model_type of config.json, and the host's
     title: str
     model: str  # the class of transformers
     prefix: str  # of the names of all tensors but the head
@@ -97,7 +97,6 @@ class Layout:
     encoding: tuple[str, Mapping[str, str]]  # its name, and its files: theirs, ours
     tied: bool  # whether the head is the embedding, where config.json doesn't say
     end: int  # eos_token_id, where config.json doesn't say
-    settings: Mapping[str, str] = field(default_factory=dict)  # of ours, as `fixed` of theirs
     tidy: Callable[[Config], Config] = lambda config: config  # to one spelling of the fields
 
     def check(self, config: Config, path: Path) -> Config:
@@ -124,11 +123,10 @@ class Layout:
         [found] = (config[own.theirs] for own in self.fields if own.ours == setting)
         return found
 
-    def flags(self, config: Config) -> list[str]:
-        """The model's settings, as words of a command line."""
-        values = {own.ours: config[own.theirs] for own in self.fields}
-        words = [w for name, x in values.items() for w in ("--" + name.replace("_", "-"), str(x))]
-        return words if config["tie_word_embeddings"] else [*words, "--untie-embeddings"]
+    def settings(self, config: Config) -> dict[str, Any]:
+        """Those of the model of this size."""
+        found = {own.ours: config[own.theirs] for own in self.fields}
+        return found if config["tie_word_embeddings"] else {**found, "untie_embeddings": True}
 
     def config(self, settings: Mapping[str, Any], words: int, end: int) -> Config:
         """config.json for a model of ours.  settings: of its checkpoint"""
@@ -137,7 +135,7 @@ class Layout:
             "model_type": self.name,
             "vocab_size": words,
             **{own.theirs: settings[own.ours] for own in self.fields},
-            "tie_word_embeddings": not settings["untie_embeddings"],
+            "tie_word_embeddings": not settings.get("untie_embeddings"),
             "bos_token_id": end,
             "eos_token_id": end,
             **self.fixed,

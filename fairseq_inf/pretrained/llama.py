@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from fairseq_inf.data.encoding import Failure
+from fairseq_inf.errors import Failure
 
 from .layout import Config, Field, Layout, Part, positive, rate
 

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from fairseq_inf.data.encoding import Failure
+from fairseq_inf.errors import Failure
 
 from . import LAYOUTS
 from .gguf_file import is_gguf, read_gguf

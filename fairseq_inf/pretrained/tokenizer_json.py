@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from fairseq_inf.data.encoding import Failure
+from fairseq_inf.errors import Failure
 
 # what a text is cut into before pairs are merged, by tokenizer.ggml.pre
 WORDS = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}

@@ -10,7 +10,7 @@ import torch
 from fairseq.data import Dictionary
 from torch import Tensor
 
-from fairseq_inf.data.encoding import Failure
+from fairseq_inf.errors import Failure
 
 ABSENT, NEW = -1, -2  # in the place of a token: the model does not have the word; it shall learn it
 

@@ -1,0 +1,86 @@
+"""Files and folders that are there whole, or not at all."""
+
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import Failure
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raise an error if a file cannot be written there.  A link is followed."""
+    folder = os.path.dirname(os.path.realpath(path))
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"{path} cannot be written: {folder} does not exist")
+    if os.path.isdir(path):
+        raise IsADirectoryError(f"{path} cannot be written: it is a folder")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(f"{path} cannot be written: there is something that is no file")
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"{path} cannot be written: {folder} is not yours")
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str], private: bool = False) -> Iterator[Path]:
+    """A place beside `path` to write to, which becomes `path` if all goes well.  A link is
+    followed.  private: leave it the mode that it was made with."""
+    check_writable(path)
+    real = Path(os.path.realpath(path))
+    partial = real.with_name(f"{real.name}.partial")
+    with ended_by_signals():
+        try:
+            yield partial
+            if not private:
+                partial.chmod(0o666 & ~umask())
+            partial.replace(real)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(path: Path, replace: bool = False) -> Iterator[Path]:
+    """The same for a folder, made with those above it.  replace: one that is there already"""
+    path = path.absolute()
+    if not replace and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise Failure(f"{path} exists already: remove it, or name another output")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise Failure(f"{path} cannot be written: {error.strerror}") from None
+    with ended_by_signals():
+        try:
+            yield partial
+            partial.chmod(0o777 & ~umask())
+            if replace:
+                shutil.rmtree(path, ignore_errors=True)
+            partial.rename(path)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Inside, what would kill the process ends it as Ctrl-C does: nothing half done stays behind."""
+    kills: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():
+        both = (signal.SIGTERM, signal.SIGHUP)
+        kills = [kill for kill in both if signal.getsignal(kill) is signal.SIG_DFL]
+    for kill in kills:
+        signal.signal(kill, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for kill in kills:
+            signal.signal(kill, signal.SIG_DFL)
+
+
+def umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
