@@ -4,4 +4,13 @@ fairseq's `--user-dir` imports `tasks` and `models` of this package; `fairseq_in
 on torch alone.
 """
 
+from typing import Any
+
 __version__ = "0.3.0"
+
+
+def from_pretrained(folder: str, checkpoint: str, data: str, **settings: Any) -> Any:
+    """-> MemoryHub of a trained model, to read, score and generate with"""
+    from fairseq_inf.hub import from_pretrained
+
+    return from_pretrained(folder, checkpoint, data, **settings)

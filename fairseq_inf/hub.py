@@ -11,20 +11,23 @@ import torch
 from fairseq import hub_utils
 from fairseq.data import encoders
 from fairseq.registry import REGISTRIES
+from fairseq.tasks import import_tasks
 from omegaconf import open_dict
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from fairseq_inf import tasks
 from fairseq_inf.data import LineEncoding, check_words, without_pad
 from fairseq_inf.memory import load_state, save_state
 from fairseq_inf.models.generation import Opened, Reading, new_reading, read
 from fairseq_inf.models.memory_lm import MemoryLM
-from fairseq_inf.tasks import guests  # noqa: F401  (registers them)
 from fairseq_inf.tasks.checkpoints import check_names, open_checkpoint
 
 logger = logging.getLogger(__name__)
 
 CHUNK = 1 << 18  # characters that are encoded at a time
+
+import_tasks(tasks.__path__[0], tasks.__name__)  # all that the plugin has
 
 
 class Memory:
@@ -67,6 +70,14 @@ class MemoryHub(nn.Module):
         """text: a string, or a pathlib.Path or open file to read in parts.  memory: to go on from.
         -> Memory"""
         reading = self._reading(memory)
+        for piece in self.pieces(text, progress):
+            reading = self._read(reading, piece)
+        return Memory(reading, self.fingerprint)
+
+    def pieces(
+        self, text: str | Path | IO[str], progress: bool = False, name: str = ""
+    ) -> Iterator[Tensor]:
+        """The tokens of a text, no more than a segment at a time.  name: what it is called"""
         if not (isinstance(text, (str, Path)) or callable(getattr(text, "read", None))):
             raise TypeError(
                 f"a text is a string, a pathlib.Path or an open file, got {_kind(text)}"
@@ -75,15 +86,14 @@ class MemoryHub(nn.Module):
         total = unknown = 0
         with tqdm(total=size, unit="B", unit_scale=True, disable=not progress, leave=False) as bar:
             for part, bytes_read in parts:
-                tokens = self.tokens_of(part)
-                total += len(tokens)
-                unknown += self.unknown(tokens)
-                before = bar.n
-                each = bytes_read / max(len(tokens), 1)
-                reading = self._read(reading, tokens, report=lambda n, e=each: bar.update(n * e))
+                tokens, before = self.tokens_of(part), bar.n
+                for piece in tokens.split(self.length) if len(tokens) else ():
+                    yield piece
+                    bar.update(int(bytes_read * len(piece) / len(tokens)))
                 bar.update(before + bytes_read - bar.n)
-        self.check(total, unknown, "the text" if isinstance(text, str) else _name(text))
-        return Memory(reading, self.fingerprint)
+                total, unknown = total + len(tokens), unknown + self.unknown(tokens)
+        name = name or ("the text" if isinstance(text, str) else _name(text))
+        self.check(total, unknown, name)
 
     def read_tokens(self, tokens: Tensor, memory: Memory | None = None) -> Memory:
         """The same for a text's tokens: n.  -> Memory"""

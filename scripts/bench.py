@@ -19,14 +19,13 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 from fairseq.data import Dictionary
+from fairseq.models import ARCH_MODEL_REGISTRY
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import fairseq_inf.models  # noqa: F401  (registers them)
 from fairseq_inf.memory import ContinuousMemory
 from fairseq_inf.models.generation import Continuation, new_reading, read
-from fairseq_inf.models.hosts import HOSTS
-from fairseq_inf.models.infinite_former import InfiniteFormerConfig, InfiniteFormerLM
-from fairseq_inf.models.transformer_xl import TransformerXLConfig, TransformerXLLM
 
 PAPER = {"ltm_schedule": "constant", "ltm_density": "gaussian", "ltm_widths": "0.01,0.05"}
 GIBBS = {"ltm_schedule": "uniform", "ltm_density": "gibbs", "ltm_widths": "auto"}
@@ -84,21 +83,22 @@ class GPT(nn.Module):
         return F.linear(self.norm(x), self.words.weight)
 
 
-def build(model, config, words, **sizes):
+def build(arch, words, **sizes):
     dictionary = Dictionary()
     for i in range(words - len(dictionary)):
         dictionary.add_symbol(str(i))
-    cfg = config(dropout=0.0, **sizes)
+    model = ARCH_MODEL_REGISTRY[arch]
+    cfg = model.config(dropout=0.0, **sizes)
     cfg.seed = 1
     return model.build_model(cfg, SimpleNamespace(source_dictionary=dictionary))
 
 
 def infinite_former(words, **sizes):
-    return build(InfiniteFormerLM, InfiniteFormerConfig, words, **sizes)
+    return build("infinite_former_lm", words, **sizes)
 
 
 def transformer_xl(words, **sizes):
-    return build(TransformerXLLM, TransformerXLConfig, words, **sizes)
+    return build("transformer_xl_lm", words, **sizes)
 
 
 def logits(model, tokens, first):
@@ -346,15 +346,13 @@ def bench_stream(out, segments, dtype, name="", rounds=60, **memory):
 def bench_gpt2(out, rounds):
     """GPT-2 small (124M) at L = N = 512, a row at a time: a step with the memory and without."""
     words, length = 50260, 512
-    sizes = {**HOSTS["gpt2"].architectures["gpt2"], "decoder_host": "gpt2"}
-    sizes["attention_dropout"] = 0.0
-    memory = {**PAPER, "ltm_basis": length, "ltm_widths": "0.005,0.01"}
-    ours = infinite_former(words, **memory, **sizes)
+    memory = {**PAPER, "ltm_basis": length, "ltm_widths": "0.005,0.01", "attention_dropout": 0.0}
+    ours = build("infinite_former_lm_gpt2", words, **memory)
     times = side_by_side([ours], 1, length, words, True, 1)
     out["gpt2_step_s"] = typical(times, 0)
     out["gpt2_peak_memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    sticky = infinite_former(words, ltm_sticky=True, **memory, **sizes)
-    alone = transformer_xl(words, **sizes)
+    sticky = build("infinite_former_lm_gpt2", words, ltm_sticky=True, **memory)
+    alone = build("gpt2_lm", words, attention_dropout=0.0)
     times = side_by_side([alone, ours, sticky], 1, length, words, True, rounds)
     out["gpt2_step_s"] = typical(times, 1)
     out["gpt2_memory_overhead"] = ratio(times, 1, 0)

@@ -227,7 +227,7 @@ def assert_refused(folder, named, *command, **options):
     result = run(*command, **options)
     assert result.returncode != 0
     assert str(named) in result.stderr, result.stderr
-    assert result.stderr.count("\n") == 1 and result.stderr.endswith(".\n"), result.stderr
+    assert result.stderr.count("\n") == 1, result.stderr
     assert sorted(folder.rglob("*")) == before
 
 
@@ -288,9 +288,9 @@ def test_interrupted_run_leaves_nothing(corpus, tmp_path):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as process:
         for line in process.stdout:
-            if line.startswith("binarizing"):
+            if line.startswith("training"):
                 process.send_signal(signal.SIGTERM)
-        assert process.stderr.read() == "Interrupted: nothing was written.\n"
+        assert process.stderr.read() == "fairseq-inf-prepare: interrupted, nothing was written\n"
     assert process.returncode != 0
     assert list(tmp_path.iterdir()) == []
 

@@ -7,18 +7,19 @@ adds: each product in A B and C X is rounded by 2^-24 of its size, which later w
 """
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fairseq_inf.errors import plain_errors
 from fairseq_inf.memory import GaussianBasis, Schedule
 from fairseq_inf.memory.schedule import Constant, Logarithmic, Uniform, write_operators
 
 from .report import pyplot, save, table, write_csv
 
+COMMAND = "fairseq-inf-capacity"
 ROUNDING = 2.0**-24
 SCHEDULES = ("constant", "uniform", "logarithmic")
 
@@ -115,7 +116,7 @@ def draw(path: str, found: dict[str, Retention], title: str) -> None:
 
 def parse() -> tuple[argparse.Namespace, GaussianBasis]:
     parser = argparse.ArgumentParser(
-        prog="fairseq-inf-capacity", description=__doc__.splitlines()[0].split(": ")[1]
+        prog=COMMAND, description=__doc__.splitlines()[0].split(": ")[1]
     )
     add = parser.add_argument
     add("--basis", type=int, default=64, help="basis functions, N")
@@ -184,11 +185,9 @@ def main() -> None:
             for age in range(args.segments)
         ]
         title = f"N = {args.basis}, {args.segments} segments of {args.segment} tokens"
-        try:
+        with plain_errors(COMMAND):
             write_csv(f"{args.output}.csv", ["schedule", "age", "mean", "token"], rows)
-        except OSError as error:
-            sys.exit(f"--output {args.output}: cannot write {error.filename}: {error.strerror}")
-        draw(f"{args.output}.png", found, title)
+            draw(f"{args.output}.png", found, title)
         print(f"wrote {args.output}.csv and {args.output}.png")
 
 

@@ -11,7 +11,7 @@ import torch
 
 from fairseq_inf.memory import Places
 
-from .report import pyplot, write_csv
+from .report import pyplot, save, write_csv
 from .sample import phrases
 from .trace import Trace
 
@@ -264,13 +264,8 @@ def draw(trace: Trace, folder: Path) -> list[str]:
     plt = pyplot()
     names = list(FIGURES) if held(trace) else ["gain"]
     for name in names:
-        figure = FIGURES[name](trace, plt)
-        for axes in figure.axes:
-            axes.spines[["top", "right"]].set_visible(False)
-        figure.tight_layout()
-        for kind in ("png", "svg"):
-            figure.savefig(folder / f"{name}.{kind}", dpi=150, bbox_inches="tight")
-        plt.close(figure)
+        paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
+        save(plt, FIGURES[name](trace, plt), *paths)
     return names
 
 

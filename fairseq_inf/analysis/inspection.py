@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -11,7 +11,6 @@ from typing import IO, Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from fairseq_inf.errors import Failure
 from fairseq_inf.hub import MemoryHub
@@ -27,6 +26,19 @@ BINS = 128  # of the histograms
 AGES = 2  # bins of the reconstruction error an octave
 
 # T tokens of a segment, H heads
+
+
+def segments(hub: MemoryHub, pieces: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Cut the tokens of a text, which come in pieces, as an evaluation does.  -> inputs, of which
+    eos is the first, and targets: T each"""
+    waiting = torch.tensor([hub.dictionary.eos()])
+    for piece in pieces:
+        waiting = torch.cat([waiting, piece])
+        while len(waiting) > hub.length:
+            yield waiting[: hub.length].to(hub.device), waiting[1 : hub.length + 1].to(hub.device)
+            waiting = waiting[hub.length :]
+    if len(waiting) > 1:
+        yield waiting[:-1].to(hub.device), waiting[1:].to(hub.device)
 
 
 class Reader:
@@ -201,29 +213,18 @@ def inspect(
         writer.add("ends", ends.astype("i8"))
         seen["bytes"] = int(ends[-1])
 
-    size, parts = hub.parts(text)
     pieces = Pieces(hub)
-    total = unknown = 0
-    waiting = torch.tensor([decoder.dictionary.eos()])
-    with tqdm(total=size, unit="B", unit_scale=True, disable=not progress, leave=False) as bar:
-        for part, bytes_read in parts:
-            tokens = hub.tokens_of(part)
-            total, unknown = total + len(tokens), unknown + hub.unknown(tokens)
-            each = bytes_read / max(len(tokens), 1)
-            if len(tokens):
-                spell([pieces(token) for token in tokens.tolist()])
-            waiting = torch.cat([waiting, tokens])
-            while len(waiting) > hub.length:
-                segment = waiting[: hub.length + 1].to(hub.device)
-                read(segment[:-1], segment[1:])
-                waiting = waiting[hub.length :]
-                bar.update(min(hub.length * each, max(bar.total or 0, bar.n) - bar.n))
-    hub.check(total, unknown, name)
-    if len(waiting) > 1:
-        segment = waiting.to(hub.device)
-        read(segment[:-1], segment[1:])
+
+    def spelled() -> Iterator[Tensor]:
+        for tokens in hub.pieces(text, progress, name):
+            spell([pieces(token) for token in tokens.tolist()])
+            yield tokens
+
+    for inputs, targets in segments(hub, spelled()):
+        read(inputs, targets)
     states = decoder.memory_states(readers["on"].state)
     layers = [layer.close(states[number]) for number, layer in traced.items()]
+    total = seen["tokens"]
     losses = {kind: reader.loss / total for kind, reader in readers.items()}
     info = {
         "text": Path(name).name,

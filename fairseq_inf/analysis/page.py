@@ -15,6 +15,8 @@ from typing import IO, Any
 
 import numpy as np
 
+from fairseq_inf.files import whole_file
+
 from .trace import Trace
 
 CHUNK = 2048  # tokens whose densities are unpacked together
@@ -27,7 +29,7 @@ def write_page(trace: Trace, path: Path) -> None:
     template = Path(__file__).with_name("page.html").read_text("utf-8")
     head, tail = template.split("<!-- data -->")
     head = head.replace("<!-- title -->", html.escape(str(trace.info["text"])))
-    with open(path, "w", encoding="utf-8") as file:
+    with whole_file(path) as partial, open(partial, "w", encoding="utf-8") as file:
         file.write(head)
         kept = kept_cells(trace)
         file.write(_script("info", "application/json", _json(page_info(trace, kept))))

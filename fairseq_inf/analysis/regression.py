@@ -34,9 +34,9 @@ def regression_error(decoder: MemoryDecoder, tokens: Tensor, length: int) -> lis
                     )
                 if moves[0].forgets:
                     stored[number] = []
-                vectors = torch.stack([written.row(row)[1] for row in range(len(tokens))])
-                if vectors.size(1):
-                    stored[number].append(memory.stored(vectors))
+                come = torch.stack([written.row(row)[1] for row in range(len(tokens))])
+                if come.size(1):
+                    stored[number].append(memory.stored(come))
                 places[number].follow(moves[0])
     if not all(stored):
         raise ValueError(

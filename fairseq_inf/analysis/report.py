@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_inf.errors import Failure
+from fairseq_inf.files import whole_file
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -16,7 +17,7 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
     """rows: dicts, of which only these columns are written."""
-    with open(path, "w", newline="") as file:
+    with whole_file(path) as partial, open(partial, "w", newline="") as file:
         writer = csv.DictWriter(file, columns, extrasaction="ignore", restval="")
         writer.writeheader()
         writer.writerows(rows)
@@ -34,9 +35,12 @@ def pyplot() -> Any:
     return plt
 
 
-def save(plt: Any, figure: Any, path: str | Path) -> None:
+def save(plt: Any, figure: Any, *paths: str | Path) -> None:
+    """Each in the format that its name ends with."""
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    figure.savefig(path, dpi=150, bbox_inches="tight")
+    for path in paths:
+        with whole_file(path) as partial:
+            figure.savefig(partial, format=Path(path).suffix[1:], dpi=150, bbox_inches="tight")
     plt.close(figure)

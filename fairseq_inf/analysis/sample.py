@@ -1,5 +1,5 @@
-"""Some of the vectors that a memory has been given, followed to their places, and the words that hold
-the most space there."""
+"""Some of the vectors that a memory has been given, followed to their places, and the words that
+hold the most space there."""
 
 from __future__ import annotations
 

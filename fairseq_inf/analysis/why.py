@@ -11,7 +11,7 @@ from fairseq_inf.errors import Failure
 from fairseq_inf.hub import MemoryHub
 from fairseq_inf.memory import Places
 
-from .inspection import Pieces, Reader
+from .inspection import Pieces, Reader, segments
 from .sample import phrases
 
 
@@ -22,26 +22,25 @@ def attended(hub: MemoryHub, tokens: Tensor, first: int) -> Tensor:
     still in the short-term memory is not in it.  tokens: n.  -> n, of a sum of 1, or all 0"""
     decoder = hub.model.decoder
     reader = Reader(decoder, decoder.ltm_enabled)
-    stream = torch.cat([torch.tensor([decoder.dictionary.eos()]), tokens])
     # the vector of a token stands where the token is an input: one later than as a target
-    found = torch.zeros(len(stream), dtype=torch.float64)
+    found = torch.zeros(1 + len(tokens), dtype=torch.float64)
     places: dict[int, Places] = {}
     come: dict[int, list[int]] = {}  # of each layer, the vectors that its memory has been given
-    for begin in range(0, len(tokens), hub.length):
-        part = stream[begin : begin + hub.length + 1].to(hub.device)
-        _, layers = reader.read(part[:-1], part[1:])
+    for number, (inputs, targets) in enumerate(segments(hub, [tokens])):
+        begin = number * hub.length
+        _, layers = reader.read(inputs, targets)
         asked = slice(max(first - begin, 0), None)  # of the targets
-        for number, written in layers.items():
+        for layer, written in layers.items():
             if written.moves is None:
                 continue
-            place = places.setdefault(number, Places())
+            place = places.setdefault(layer, Places())
             place.follow(written.moves[0])
-            come.setdefault(number, []).extend(written.row()[0].tolist())
-            if written.seen is None or not len(place.t) or begin + len(part) - 1 <= first:
+            come.setdefault(layer, []).extend(written.row()[0].tolist())
+            if written.seen is None or not len(place.t) or begin + len(inputs) <= first:
                 continue
             masses = written.seen.mass(place.edges().to(hub.device).float())  # 1 x H x T x K
             masses = masses[0, :, asked].double().cpu()
-            vectors = torch.tensor(come[number][place.first : place.after])
+            vectors = torch.tensor(come[layer][place.first : place.after])
             found.index_add_(0, vectors, masses.sum(dim=(0, 1)))
     if not places:
         raise Failure("this model has no memory in which words have a place")

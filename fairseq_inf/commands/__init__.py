@@ -41,7 +41,7 @@ def check_least(args: argparse.Namespace, **least: int) -> None:
 
 def check_draws(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """What commands that draw answers share: --topp, --max-tokens, --seed."""
-    from fairseq_inf.tasks.long_sequence_lm import LONGEST
+    from fairseq_inf.tasks.prompts import LONGEST
 
     if not 0 < args.topp <= 1:
         parser.error(f"--topp must be above 0 and at most 1, got {args.topp}")

@@ -98,14 +98,14 @@ def convert(args: argparse.Namespace, flags: list[str], folder: Path) -> str:
     )
 
 
+class Flags(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Failure(message)
+
+
 def given(model: Any, flags: list[str]) -> dict[str, Any]:
     """The settings of the model, and --tokens-per-sample, that flags name."""
-
-    def refuse(said: str) -> NoReturn:
-        raise Failure(said)
-
-    parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS, add_help=False)
-    parser.error = refuse  # type: ignore[method-assign]
+    parser = Flags(argument_default=argparse.SUPPRESS, add_help=False)
     parser.add_argument("--tokens-per-sample", type=int)
     gen_parser_from_dataclass(parser, model.config(), delete_default=True)
     return vars(parser.parse_args(flags))

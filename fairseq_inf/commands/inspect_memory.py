@@ -14,29 +14,28 @@ import os
 import shutil
 import time
 from pathlib import Path
-from typing import Any
 
+from fairseq_inf.analysis.figures import draw, held, write_tables
+from fairseq_inf.analysis.inspection import inspect
+from fairseq_inf.analysis.page import write_page
 from fairseq_inf.analysis.report import pyplot
-from fairseq_inf.commands import text_named
+from fairseq_inf.analysis.trace import Trace
+from fairseq_inf.commands import add_model, command_line, text_named
 from fairseq_inf.errors import Failure, plain_errors
+from fairseq_inf.files import whole_folder
+from fairseq_inf.hub import MemoryHub, open_hub
 
 COMMAND = "fairseq-inf-inspect"
 
 
 def parse() -> argparse.Namespace:
-    head, _, rest = __doc__.partition("\n")
-    parser = argparse.ArgumentParser(
-        prog=COMMAND,
-        description=head.split(": ")[1],
-        epilog=rest,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    epilog = __doc__.partition("\n")[2]
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = command_line(COMMAND, __doc__, epilog=epilog, formatter_class=layout)
     parser.add_argument("text", nargs="?", help="file in UTF-8, or - for standard input")
-    parser.add_argument("--path", help="checkpoint of the model")
-    parser.add_argument("--data", help="data-bin that it was trained on")
-    parser.add_argument("--output", required=True, help="folder to make")
+    add_model(parser, required=False)
+    parser.add_argument("--output", required=True, type=Path, help="folder to make")
     parser.add_argument("--trace", help="in place of a text and a model: a trace of before")
-    parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args()
     given = {"TEXT": args.text, "--path": args.path, "--data": args.data}
     for name, value in given.items():
@@ -63,68 +62,38 @@ def check_output(output: Path) -> None:
         raise Failure(f"--output {output} cannot be made: {parent} is not yours")
 
 
-def open_hubs(args: argparse.Namespace) -> tuple[Any, Any]:
+def open_hubs(args: argparse.Namespace) -> tuple[MemoryHub, MemoryHub | None]:
     """-> the model, and the same with memories that are sticky where its own are not, or the other
     way; None if its memories cannot be either"""
-    import torch
-
-    from fairseq_inf.models.memory_lm import MemoryLM
-
-    folder, checkpoint = os.path.split(os.path.abspath(args.path))
-    hub = MemoryLM.from_pretrained(folder, checkpoint, args.data)
-    hubs, sticky = [hub], hub.cfg.model.get("ltm_sticky")
+    hub = open_hub(args.path, args.data, args.cpu)
+    sticky = hub.cfg.model.get("ltm_sticky")
     if sticky is not None:
         with contextlib.suppress(ValueError):  # settings that exclude the other one
-            other = MemoryLM.from_pretrained(folder, checkpoint, args.data, ltm_sticky=not sticky)
-            hubs.append(other)
-    if torch.cuda.is_available() and not args.cpu:
-        hubs = [own.cuda() for own in hubs]
-    return hub, hubs[1] if len(hubs) > 1 else None
-
-
-def read(args: argparse.Namespace, folder: Path) -> None:
-    """Leave a trace."""
-    from fairseq_inf.analysis.inspection import inspect
-
-    hub, other = open_hubs(args)
-    name = "the text" if args.named == "-" else args.named
-    inspect(hub, args.text, name, folder, other, progress=True)
+            return hub, open_hub(args.path, args.data, args.cpu, ltm_sticky=not sticky)
+    return hub, None
 
 
 def main() -> None:
-    args = parse()
-    output, begin = Path(args.output), time.time()
-    partial = output.with_name(output.name + ".partial")
+    args, begin = parse(), time.time()
     with plain_errors(COMMAND):
-        check_output(output)
+        check_output(args.output)
         pyplot()  # to learn before the text is read whether it is there
         if args.trace:
-            from fairseq_inf.analysis.trace import Trace
-
             Trace(args.trace)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        try:
+        with whole_folder(args.output, replace=True) as folder:
             if args.trace:
-                shutil.copytree(args.trace, partial / "trace")
+                shutil.copytree(args.trace, folder / "trace")
             else:
-                read(args, partial / "trace")
-            told = show(partial)
-            if output.exists():
-                shutil.rmtree(output)
-            partial.rename(output)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+                hub, other = open_hubs(args)
+                name = "the text" if args.named == "-" else args.named
+                inspect(hub, args.text, name, folder / "trace", other, progress=True)
+            told = show(folder)
     seconds = time.time() - begin
-    print(f"{told}\nopen {output / 'index.html'} in a browser; it took {seconds:.0f} seconds")
+    print(f"{told}\nopen {args.output / 'index.html'} in a browser; it took {seconds:.0f} seconds")
 
 
 def show(folder: Path) -> str:
     """Make of a trace all that is to be looked at.  -> what to say"""
-    from fairseq_inf.analysis.figures import draw, held, write_tables
-    from fairseq_inf.analysis.page import write_page
-    from fairseq_inf.analysis.trace import Trace
-
     trace = Trace(folder / "trace")
     draw(trace, folder)
     if held(trace):

@@ -10,15 +10,15 @@ with its name and every split's documents, words, tokens (</s> included) and byt
 import argparse
 import json
 import os
-import signal
-import sys
-import tempfile
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
-from fairseq_inf.data.documents import binarize, encode_split, find_documents
-from fairseq_inf.data.encoding import GPT2, Encoding, Failure, SentencePiece, load_encoding
+from fairseq_inf.commands import check_least, command_line
+from fairseq_inf.data.documents import encode_split, find_documents
+from fairseq_inf.data.encoding import GPT2, Encoding, SentencePiece, load_encoding
 from fairseq_inf.data.vocabulary import train_sentencepiece
+from fairseq_inf.errors import Failure, plain_errors
+from fairseq_inf.files import whole_folder
 
 TRAINING = (
     "--user-dir fairseq_inf --task long_sequence_lm --stream-layout documents "
@@ -63,32 +63,26 @@ def find_encoding(args: argparse.Namespace) -> Encoding | None:
     return SentencePiece(args.spm_model) if args.spm_model else None
 
 
+def write_summary(folder: Path, encoding: Encoding, counts: dict[str, Any]) -> None:
+    """documents.json"""
+    summary = json.dumps({"encoding": encoding.name, **counts}, indent=2)
+    (folder / "documents.json").write_text(summary + "\n")
+
+
 def prepare(args: argparse.Namespace) -> None:
-    for flag, value in (("--workers", args.workers), ("--train-documents", args.train_documents)):
-        if value is not None and value < 1:
-            raise Failure(f"{flag} must be at least 1.")
-    output = args.output
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise Failure(f"{output} exists already: remove it or choose another output.")
+    check_least(args, workers=1, train_documents=1)
     encoding = find_encoding(args)
     if encoding is not None:
         encoding.dictionary()  # fails now rather than later
     if not args.input.is_dir():
         raise Failure(f"{args.input} is no folder: it must hold train/, validation/ and test/.")
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        scratch = tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.")
-    except OSError as error:
-        raise Failure(f"{output} cannot be written: {error.strerror}.") from None
-    with scratch as name:
+    counts = {}
+    with whole_folder(args.output) as data:
         documents = find_documents(args.input, args.workers, args.train_documents)
         if encoding is None and "train" not in documents:
             raise Failure(f"{args.input}/train has no documents: add some or give --spm-model.")
         if not documents:
             raise Failure(f"{args.input} has no documents in train/, validation/ or test/.")
-        folder = Path(name)
-        data = folder / "data"
-        data.mkdir()
         if encoding is None:
             print("training a SentencePiece model ...", flush=True)
             model = data / "spm.model"
@@ -96,24 +90,19 @@ def prepare(args: argparse.Namespace) -> None:
             encoding = SentencePiece(model)
         else:
             encoding.save(data)
-        Path(folder, "dict.txt").write_text(encoding.dictionary(), "utf-8")
-        counts = {}
+        (data / "dict.txt").write_text(encoding.dictionary(), "utf-8")
         for split, found in documents.items():
-            counts[split] = encode_split(found, folder / split, args.workers, encoding)
-        binarize(counts, folder, data, args.workers)
-        summary = json.dumps({"encoding": encoding.name, **counts}, indent=2)
-        Path(data, "documents.json").write_text(summary + "\n")
-        data.replace(output)
+            counts[split] = encode_split(found, data, split, args.workers, encoding)
+        write_summary(data, encoding, counts)
 
     print(f"{'split':6}{'documents':>10}{'words':>15}{'tokens':>15}")
     for split, count in counts.items():
         print(f"{split:6}{count['documents']:10,}{count['words']:15,}{count['tokens']:15,}")
-    print(f"Next: fairseq-train {output} {TRAINING}")
+    print(f"Next: fairseq-train {args.output} {TRAINING}")
 
 
 def main() -> None:
-    head = __doc__.splitlines()[0].split(": ")
-    parser = argparse.ArgumentParser(prog=head[0], description=head[1])
+    parser = command_line("fairseq-inf-prepare", __doc__)
     parser.add_argument(
         "input", type=Path, metavar="FOLDER", help="with train/, validation/ and test/"
     )
@@ -123,17 +112,9 @@ def main() -> None:
         "--train-documents", type=int, help="take the first that many of train/, by name (all)"
     )
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        prepare(parser.parse_args())
-    except Failure as failure:
-        sys.exit(str(failure))
-    except KeyboardInterrupt:
-        sys.exit("Interrupted: nothing was written.")
-    except BrokenProcessPool:
-        sys.exit("A worker was killed, most likely for lack of memory: use fewer --workers.")
-    except OSError as error:
-        sys.exit(f"{error.filename or 'The output'} cannot be used: {error.strerror}.")
+    args = parser.parse_args()
+    with plain_errors(parser.prog):
+        prepare(args)
 
 
 if __name__ == "__main__":

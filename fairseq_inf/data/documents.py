@@ -1,24 +1,31 @@
 """Documents of a folder to a fairseq data-bin: found, encoded by several processes, binarized."""
 
+import io
 import signal
-import subprocess
-import sys
-from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from fairseq.data import Dictionary
 from tqdm import tqdm
 
 from fairseq_inf.errors import Failure
 
+from .binary import binarize, numbers_of
 from .encoding import Encoding
 
 SPLITS = {"train": ["train"], "valid": ["validation", "valid"], "test": ["test"]}
 Sized = list[tuple[Path, int]]  # documents with their bytes
-encoding: Encoding  # of a worker
+encoding: Encoding  # of a worker, and its dictionary
+words: Dictionary
+
+
+def dictionary_of(encoding: Encoding) -> Dictionary:
+    return Dictionary.load(io.StringIO(encoding.dictionary()))
 
 
 def read(path: Path) -> str:
@@ -33,12 +40,12 @@ def check_document(path: Path) -> tuple[Path, int]:
     return path, path.stat().st_size if read(path).strip() else 0
 
 
-def encode_document(path: Path) -> tuple[str, dict[str, int]]:
-    """The document's line of tokens and its counts."""
+def encode_document(path: Path) -> tuple[np.ndarray, dict[str, int]]:
+    """The document's numbers and its counts."""
     text = read(path)
-    line = " ".join(" ".join(part) for part in encoding.encode(text) if part)
-    tokens = line.count(" ") + 2  # and </s>
-    counts = {"documents": 1, "words": len(text.split()), "tokens": tokens}
+    tokens = [token for part in encoding.encode(text) for token in part]
+    line = numbers_of([*tokens, words.eos_word], words)
+    counts = {"documents": 1, "words": len(text.split()), "tokens": len(line)}
     return line, counts | {"bytes": path.stat().st_size}
 
 
@@ -46,8 +53,9 @@ def start_worker(kind: type[Encoding] | None = None, path: Path | None = None) -
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends the work
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if kind is not None and path is not None:
-        global encoding
+        global encoding, words
         encoding = kind(path)
+        words = dictionary_of(encoding)
 
 
 def in_parallel(
@@ -56,12 +64,17 @@ def in_parallel(
     """Yield the function's results in order, with few of them in memory at any time."""
     with ProcessPoolExecutor(workers, initializer=start_worker, initargs=start) as pool:
         running: deque[Future] = deque()
-        for item in items:
-            running.append(pool.submit(function, item))
-            if len(running) > 2 * workers:
+        try:
+            for item in items:
+                running.append(pool.submit(function, item))
+                if len(running) > 2 * workers:
+                    yield running.popleft().result()
+            while running:
                 yield running.popleft().result()
-        while running:
-            yield running.popleft().result()
+        except BrokenProcessPool:
+            raise Failure(
+                "a worker was killed, most likely for lack of memory: use fewer --workers"
+            ) from None
 
 
 def find_documents(folder: Path, workers: int, most: int | None = None) -> dict[str, Sized]:
@@ -85,37 +98,21 @@ def find_documents(folder: Path, workers: int, most: int | None = None) -> dict[
     return {split: found for split, found in documents.items() if found}
 
 
-def encode_split(documents: Sized, output: Path, workers: int, by: Encoding) -> dict[str, int]:
+def encode_split(
+    documents: Sized, folder: Path, split: str, workers: int, by: Encoding
+) -> dict[str, int]:
     """Write a line of tokens for every document and return the split's counts."""
     counts: Counter[str] = Counter()
     size = sum(size for _, size in documents)
-    bar = tqdm(None, f"encoding {output.name}", size, unit="B", unit_scale=True, disable=None)
-    with bar, open(output, "w", encoding="utf-8", newline="\n") as file:
+    bar = tqdm(None, f"encoding {split}", size, unit="B", unit_scale=True, disable=None)
+
+    def lines() -> Iterator[np.ndarray]:
         paths = [path for path, _ in documents]
         for line, document in in_parallel(encode_document, paths, workers, type(by), by.path):
-            file.write(line + "\n")
+            yield line
             counts.update(document)
             bar.update(document["bytes"])
+
+    with bar:
+        binarize(folder, split, lines(), dictionary_of(by))
     return dict(counts)
-
-
-def binarize(counts: dict[str, dict[str, int]], folder: Path, data: Path, workers: int) -> None:
-    """Run fairseq-preprocess on the folder's text and check that all of it arrived."""
-    print("binarizing with fairseq-preprocess ...", flush=True)
-    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--only-source"]
-    command += ["--srcdict", f"{folder / 'dict.txt'}", "--destdir", f"{data}"]
-    command += ["--workers", str(workers)]
-    for split in counts:
-        command += [f"--{split}pref", f"{folder / split}"]
-    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if run.returncode:
-        reason = (run.stdout.strip().splitlines() or ["no message"])[-1]
-        raise Failure(f"fairseq-preprocess failed with code {run.returncode}: {reason}")
-    Path(data, "preprocess.log").unlink()
-    for split, count in counts.items():
-        with open(data / f"{split}.idx", "rb") as index:
-            index.seek(18)  # behind the format's name, its version and the type of the tokens
-            sizes = array("i")
-            sizes.fromfile(index, int.from_bytes(index.read(8), "little"))
-        if (len(sizes), sum(sizes)) != (count["documents"], count["tokens"]):
-            raise Failure(f"fairseq-preprocess did not keep all text of {split}: use --workers 1.")

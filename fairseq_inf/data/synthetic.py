@@ -1,17 +1,17 @@
 """Make a data-bin of documents that a generator draws: whole, or not at all."""
 
 import json
-import os
-import shutil
-import sys
-import tempfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from fairseq.data import Dictionary, indexed_dataset
+from fairseq_inf.errors import plain_errors
+from fairseq_inf.files import whole_folder
+
+from .binary import binarize
+
+__all__ = ["SPLITS", "binarize", "check_least", "make_folder"]
 
 SPLITS = ("train", "valid", "test")
 
@@ -23,36 +23,10 @@ def check_least(parser: ArgumentParser, args: Namespace, least: dict[str, int]) 
         value = min(value) if isinstance(value, list) else value
         if value < bound:
             parser.error(f"--{name} must be at least {bound}, got {value}")
-    if os.path.exists(args.folder):
-        parser.error(f"{args.folder} is there already: remove it, or name another folder")
-
-
-def binarize(folder: str, split: str, lines: Iterable[np.ndarray], words: Dictionary) -> None:
-    """Write one split as fairseq-preprocess does.  lines: arrays of indices that end with eos."""
-    prefix = os.path.join(folder, split)
-    builder = indexed_dataset.make_builder(f"{prefix}.bin", "mmap", len(words))
-    for line in lines:
-        builder.add_item(torch.from_numpy(line))
-    builder.finalize(f"{prefix}.idx")
 
 
 def make_folder(name: str, make: Callable[..., None], made: dict[str, Any], summary: str) -> None:
     """Let `make(folder, **made)` fill a folder; its file `summary` says what it was made with."""
-    folder = os.path.abspath(name)
-    partial = None
-    try:
-        os.makedirs(os.path.dirname(folder), exist_ok=True)
-        partial = tempfile.mkdtemp(
-            prefix=f"{os.path.basename(folder)}.", dir=os.path.dirname(folder)
-        )
-        make(partial, **made)
-        with open(os.path.join(partial, summary), "w") as file:
-            json.dump(made, file)
-        os.chmod(partial, 0o755)
-        os.rename(partial, folder)
-    except (OSError, MemoryError) as error:
-        reason = getattr(error, "strerror", None) or "out of memory"
-        sys.exit(f"cannot write {name}: {reason}")
-    finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
+    with plain_errors(f"cannot write {name}"), whole_folder(Path(name)) as folder:
+        make(str(folder), **made)
+        (folder / summary).write_text(json.dumps(made))

@@ -17,12 +17,12 @@ import numpy as np
 from fairseq.data import Dictionary
 from tqdm import tqdm
 
-from fairseq_inf.commands.import_model import new_folder
 from fairseq_inf.commands.prepare import add_encoding_flags, find_encoding
 from fairseq_inf.data.encoding import Encoding, SentencePiece
-from fairseq_inf.data.synthetic import binarize
+from fairseq_inf.data.binary import binarize
 from fairseq_inf.data.vocabulary import train_sentencepiece
 from fairseq_inf.errors import Failure, plain_errors
+from fairseq_inf.files import whole_folder
 
 from .cmu_dog import Conversation, check_published, load_conversations, load_films
 from .turns import DOCUMENT, END, MARKERS, SPEAKERS
@@ -72,7 +72,7 @@ def prepare(args: argparse.Namespace) -> dict[str, dict[str, int]]:
     if args.train_conversations is not None and args.train_conversations < 1:
         raise Failure("--train-conversations must be at least 1.")
     encoding = find_encoding(args)
-    with new_folder(args.output) as folder:
+    with whole_folder(args.output) as folder:
         films = load_films(args.input)
         conversations = load_conversations(args.input, films)
         if not args.part:

@@ -6,7 +6,6 @@ and a segment enters the memory when it is full.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,10 +86,8 @@ def read(
     text: Tensor,
     lengths: Tensor,
     score: bool = False,
-    report: Callable[[int], None] | None = None,
 ) -> Any:
     """Go on reading.  text: B x n, padded on the right to the lengths (B).
-    report: called with the number of tokens after each segment.
     -> Reading, and with `score` the log-probability of each token, B x n, 0 for padding"""
     width = reading.tokens.size(1)
     rows, n = text.shape
@@ -123,8 +120,6 @@ def read(
             scores[row[kept], column[kept]] = score_features(
                 decoder, x[:, : target.size(1)][kept], target[kept]
             )
-        if report is not None:
-            report(int(sizes.sum()))
     rest = total - closed * width
     place = torch.arange(width, device=text.device)
     index = (closed[:, None] * width + place).clamp(max=inputs.size(1) - 1)

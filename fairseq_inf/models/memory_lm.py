@@ -17,6 +17,7 @@ from fairseq.models import (
 )
 from torch import Tensor
 
+import fairseq_inf
 from fairseq_inf.memory import LongTermMemory
 
 from .decoder import MemoryDecoder
@@ -92,9 +93,7 @@ class MemoryLM(FairseqLanguageModel):
         cls, folder: str, checkpoint: str = "checkpoint_best.pt", data: str = ".", **settings: Any
     ) -> Any:
         """-> MemoryHub, to read, score and generate with"""
-        from fairseq_inf.hub import from_pretrained
-
-        return from_pretrained(folder, checkpoint, data, **settings)
+        return fairseq_inf.from_pretrained(folder, checkpoint, data, **settings)
 
     def forward(
         self,

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from fairseq_inf.files import whole_file
+
 from .checkpoints import is_whole
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,6 @@ def mend(path: str, save_dir: str) -> None:
             "or name a whole one with --restore-file"
         )
     newest = max(whole, key=os.path.getmtime)
-    shutil.copyfile(newest, path + ".whole")
-    os.replace(path + ".whole", path)
+    with whole_file(path) as copy:
+        shutil.copyfile(newest, copy)
     logger.warning(f"{path} was truncated by a kill: restored from {newest}")
