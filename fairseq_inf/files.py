@@ -66,7 +66,7 @@ def whole_folder(path: Path, replace: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Inside, what would kill the process ends it as Ctrl-C does: nothing half done stays behind."""
+    """Inside, what would kill the process ends it as Ctrl-C does, and leaves nothing half done."""
     kills: list[signal.Signals] = []
     if threading.current_thread() is threading.main_thread():
         both = (signal.SIGTERM, signal.SIGHUP)

@@ -18,8 +18,8 @@ from fairseq.data import Dictionary
 from tqdm import tqdm
 
 from fairseq_inf.commands.prepare import add_encoding_flags, find_encoding
-from fairseq_inf.data.encoding import Encoding, SentencePiece
 from fairseq_inf.data.binary import binarize
+from fairseq_inf.data.encoding import Encoding, SentencePiece
 from fairseq_inf.data.vocabulary import train_sentencepiece
 from fairseq_inf.errors import Failure, plain_errors
 from fairseq_inf.files import whole_folder
