@@ -466,19 +466,11 @@ def test_rouge_is_that_of_its_readme():
     )
 
 
-@pytest.mark.parametrize(
-    "answer,reference,wanted",
-    [
-        ("The film is Frozen.", "the film was frozen!", 2 * (2 / 3) * (2 / 3) / (4 / 3)),
-        ("a cat", "The CAT", 1.0),
-        ("cat cat cat", "cat dog", 2 * (1 / 3) * (1 / 2) / (5 / 6)),
-        ("", "hello", 0.0),
-        ("?!", "hello", 0.0),
-        ("hello", "...", 0.0),
-        ("!", "?", 0.0),
-        ("rock-n-roll", "rock n roll", 1.0),
-    ],
-)
+@pytest.mark.parametrize("answer,reference,wanted", [
+    ("The film is Frozen.", "the film was frozen!", 2 / 3), ("cat cat cat", "cat dog", 2 / 5),
+    ("a cat", "The CAT", 1), ("rock-n-roll", "rock n roll", 1), ("", "hello", 0),
+    ("?!", "hello", 0), ("hello", "...", 0), ("!", "?", 0),
+])  # fmt: skip
 def test_f1_counts_words_that_both_have(answer, reference, wanted):
     assert scores.f1(answer, reference) == pytest.approx(wanted)
 
@@ -488,15 +480,15 @@ def test_bleu_and_chrf_of_a_split_are_those_of_sacrebleu(monkeypatch):
 
     monkeypatch.setattr(scores, "load_meteor", lambda: lambda answer, reference: 0.0)
     answers = ["The dog bit the man.", "It wasn't surprising.", "The man had just bitten him.", ""]
-    references = [
-        "The dog bit the man.", "It was not unexpected.", "The man bit him first.", "Why?",
-    ]  # fmt: skip
+    references = ["The dog bit the man.", "It was not unexpected.", "The man bit him.", "Why?"]
+    each = [scores.f1(*pair) for pair in zip(answers, references, strict=True)]
+    wanted = {
+        "bleu": BLEU().corpus_score(answers, [references]).score,
+        "chrf": CHRF().corpus_score(answers, [references]).score,
+        "f1": 100 * np.mean(each),
+    }
     found = scores.bootstrap(scores.statistics(answers, references))
-    assert found["bleu"]["value"] == pytest.approx(BLEU().corpus_score(answers, [references]).score)
-    assert found["chrf"]["value"] == pytest.approx(CHRF().corpus_score(answers, [references]).score)
-    assert found["f1"]["value"] == pytest.approx(
-        100 * np.mean([scores.f1(*pair) for pair in zip(answers, references, strict=True)])
-    )
+    assert {name: found[name]["value"] for name in wanted} == pytest.approx(wanted)
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say():

@@ -1,6 +1,6 @@
 """fairseq-inf-prepare-dialogue: turn CMU-DoG into a data-bin of conversations.
 
-CMU_DOG is the data set as it is published, with Conversations/ and WikiData/.  A conversation
+CMU_DOG_DIR is the data set as it is published, with Conversations/ and WikiData/.  A conversation
 becomes one stream: `<doc>` and all four sections of its document, then its turns, each of them
 `<speaker1>` or `<speaker2>`, its words and </s>.  Conversations that stand in train are taken out
 of valid and test.  DATA_BIN gets {train,valid,test}.{bin,idx}, dict.txt, the files of the encoding
@@ -106,10 +106,12 @@ def prepare(args: argparse.Namespace) -> dict[str, dict[str, int]]:
 
 
 def main() -> None:
-    head = __doc__.splitlines()[0].split(": ")
-    parser = argparse.ArgumentParser(prog=head[0], description=head[1])
+    name, description = __doc__.split(": ", 1)
+    parser = argparse.ArgumentParser(
+        name, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
-    add("input", type=Path, metavar="CMU_DOG", help="with Conversations/ and WikiData/")
+    add("input", type=Path, metavar="CMU_DOG_DIR", help="with Conversations/ and WikiData/")
     add("output", type=Path, metavar="DATA_BIN", help="to write")
     add_encoding_flags(parser)
     add("--without-document", action="store_true", help="begin each stream with its first turn")
@@ -117,10 +119,10 @@ def main() -> None:
     add("--part", action="store_true", help="take what is not the whole CMU-DoG")
     args = parser.parse_args()
     try:
-        with plain_errors("fairseq-inf-prepare-dialogue"):
+        with plain_errors(name):
             counts = prepare(args)
     except KeyboardInterrupt:
-        sys.exit("fairseq-inf-prepare-dialogue: interrupted, nothing was written")
+        sys.exit(f"{name}: interrupted, nothing was written")
     print(f"{'split':6}{'conversations':>14}{'responses':>11}{'words':>11}{'tokens':>12}")
     for split, count in counts.items():
         print(
