@@ -1,22 +1,64 @@
-"""fairseq's commands and ours, each in a process of its own that has fairseq imported already."""
+"""fairseq's commands and ours: in a process of their own that has fairseq imported already, or for
+what needs none, as a refusal or a conversion, in this one."""
 
 import atexit
+import contextlib
 import importlib.metadata
+import io
 import logging
 import multiprocessing
 import os
+import pathlib
+import resource
 import sys
 import tempfile
+from unittest import mock
 
 # forked from a process that has done nothing else: half of a command's time is the import
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["fairseq.tasks", "fairseq.models", "fairseq.criterions"])
 
 
-def _run(name, args, env, folder, printed, errors):
+def main(name):
+    [entry] = importlib.metadata.entry_points(group="console_scripts", name=name)
+    return entry.load()
+
+
+def call(name, *args, limit=None):
+    """In this process; errors come through.  limit: bytes that a file may have.
+    -> what it printed"""
+    printed, (soft, hard) = io.StringIO(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    # by another name fairseq's commands leave the hook for errors as it is
+    with mock.patch("sys.argv", [name.removeprefix("fairseq-"), *map(str, args)]):
+        with contextlib.redirect_stdout(printed):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft if limit is None else limit, hard))
+            try:
+                main(name)()
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    return printed.getvalue()
+
+
+def refusal(name, *args, **kwargs):
+    """-> the one sentence that it ends in"""
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            call(name, *args, **kwargs)
+    except SystemExit as stopped:
+        said = stopped.code if isinstance(stopped.code, str) else errors.getvalue().splitlines()[-1]
+        assert stopped.code and "\n" not in said, said
+        return said
+    except (ValueError, OSError, FloatingPointError) as error:  # shown by a hook in fairseq's
+        return str(error)
+    raise AssertionError(f"{name} {args} was not refused")
+
+
+def _run(name, args, env, folder, printed, errors, typed):
     os.environ.clear()
     os.environ.update(env)
     os.chdir(folder)
+    sys.stdin = open(typed, encoding="utf-8")
     for stream, path in ((1, printed), (2, errors)):
         with open(path, "a") as file:
             os.dup2(file.fileno(), stream)
@@ -24,9 +66,8 @@ def _run(name, args, env, folder, printed, errors):
     multiprocessing.set_start_method(None, force=True)
     logging.root.handlers.clear()
     sys.argv = [name, *args]
-    [entry] = importlib.metadata.entry_points(group="console_scripts", name=name)
     try:
-        sys.exit(entry.load()())
+        sys.exit(main(name)())
     except Exception:
         sys.excepthook(*sys.exc_info())
         sys.exit(1)
@@ -40,17 +81,19 @@ def run(name, args, folder):
         return start(name, args, folder, printed.name, printed.name), printed.read()
 
 
-def run_apart(name, args, folder):
-    """-> exit code, what it printed, what it complained of"""
-    with tempfile.NamedTemporaryFile("r") as printed, tempfile.NamedTemporaryFile("r") as errors:
-        code = start(name, args, folder, printed.name, errors.name)
+def run_apart(name, args, folder, typed=b""):
+    """typed: on the standard input.  -> exit code, what it printed, what it complained of"""
+    printed, errors, keys = (tempfile.NamedTemporaryFile("r") for _ in range(3))
+    with printed, errors, keys:
+        pathlib.Path(keys.name).write_bytes(typed)
+        code = start(name, args, folder, printed.name, errors.name, keys.name)
         return code, printed.read(), errors.read()
 
 
-def start(name, args, folder, printed, errors):
+def start(name, args, folder, printed, errors, typed=os.devnull):
     words = [str(word) for word in args]
     process = context.Process(
-        target=_run, args=(name, words, dict(os.environ), str(folder), printed, errors)
+        target=_run, args=(name, words, dict(os.environ), str(folder), printed, errors, typed)
     )
     process.start()
     process.join()

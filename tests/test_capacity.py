@@ -165,7 +165,7 @@ def test_the_command_prints_a_table_and_writes_csv_and_figure(monkeypatch, capsy
         (("--ridge", 0), "--ridge must be positive, got 0.0"),
         (("--basis", 5, "--widths", "0.1,0.2"), "--widths 0.1,0.2 must be auto, or positive"),
         (("--widths", "wide"), "--widths wide must be auto, or positive numbers"),
-        (("--segments", 1, "--output", "no/folder/x"), "--output no/folder/x: cannot write"),
+        (("--segments", 1, "--output", "no/folder/x"), "no/folder/x.csv cannot be written"),
     ],
 )
 def test_bad_settings_of_the_command_name_their_flag(monkeypatch, capsys, args, said):

@@ -160,16 +160,6 @@ def test_keys_are_found_at_their_distance_however_long_the_stream():
     assert torch.allclose(whole[:, 395:], last[:, 10:], atol=1e-9)
 
 
-@pytest.mark.parametrize("name", [name for name in MEMORIES if name != "transformer_xl"])
-def test_a_new_memory_adds_exactly_nothing(name):
-    """As it is built, to the bit."""
-    decoder = llama(name, sharp=False).decoder
-    alone = llama("transformer_xl", sharp=False).decoder
-    alone.load_state_dict({k: decoder.state_dict()[k] for k in alone.state_dict()})
-    tokens = text(3, 40)
-    assert torch.equal(stream(decoder, tokens, 9)[0], stream(alone, tokens, 9)[0])
-
-
 @pytest.mark.parametrize("name", MEMORIES)
 def test_tokens_one_by_one_without_a_short_term_memory(name):
     assert_tokens_one_by_one(llama(name, stm_length=0).double().decoder, atol=1e-9)

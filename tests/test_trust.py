@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import re
+import resource
 import signal
 import stat
 import subprocess
@@ -12,6 +13,7 @@ import time
 import weakref
 from pathlib import Path
 
+import commands
 import pytest
 import sentencepiece
 import torch
@@ -25,11 +27,11 @@ from conftest import (
     load,
     result,
     start_training,
-    tool,
     train,
 )
 from fairseq.data.encoders.sentencepiece_bpe import SentencepieceConfig
 from omegaconf import OmegaConf
+from slow import Slow
 
 from fairseq_inf.data import LineEncoding, StreamIterator
 from fairseq_inf.data.encoding import SentencePiece
@@ -37,18 +39,6 @@ from fairseq_inf.models import InfiniteFormerLM
 from fairseq_inf.tasks.long_sequence_lm import LongSequenceLMConfig, LongSequenceLMTask
 
 # the end of a process
-
-
-class Slow(torch.utils.data.Dataset):
-    """Batches that take their time in torch."""
-
-    size = 1000
-
-    def __len__(self):
-        return self.size
-
-    def __getitem__(self, index):
-        return torch.randn(300, 300) @ torch.randn(300, 300)
 
 
 def test_an_epoch_that_is_over_leaves_nothing_behind():
@@ -65,13 +55,17 @@ def test_an_epoch_that_is_over_leaves_nothing_behind():
 @pytest.mark.slow
 def test_a_process_that_ends_in_mid_epoch_has_exit_code_0():
     script = (
-        "from test_trust import Slow, StreamIterator\n"
-        "iterator = StreamIterator(Slow(), None, {}, slice(0, 1), buffer_size=10)\n"
-        "next(iterator.next_epoch_itr())"
+        "import os; from slow import Slow; from fairseq_inf.data import StreamIterator\n"
+        "for _ in range(3):\n"
+        "    if not os.fork():\n"
+        "        iterator = StreamIterator(Slow(), None, {}, slice(0, 1), buffer_size=10)\n"
+        "        next(iterator.next_epoch_itr())\n"
+        "        break\n"
+        "else:\n"
+        "    assert [os.wait()[1] for _ in range(3)] == [0, 0, 0]"
     )
-    for _ in range(3):
-        done = subprocess.run([sys.executable, "-c", script], cwd=ROOT / "tests")
-        assert done.returncode == 0
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT / "tests")
+    assert done.returncode == 0
 
 
 # two trainings in one folder
@@ -190,18 +184,13 @@ def test_the_word_pad_has_one_number_everywhere(data_bin, trained, tmp_path):
 # prompts
 
 
-def interactive(data_bin, checkpoint, text, *args):
-    command = [tool("interactive"), data_bin, *TASK, "--path", checkpoint, "--max-len-b", 3, *args]
-    done = subprocess.run([*map(str, command)], cwd=ROOT, input=text, capture_output=True)
-    return done.returncode, done.stdout.decode(), done.stderr.decode()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("buffer", [1, 4])
 def test_a_prompt_that_cannot_be_read_takes_no_answer_along(data_bin, trained, buffer):
     text = b"word1 word2\n\nXanadu Kubla\nword3\n\xff\xfe word1\n\nword4 word5\n"
     path = trained[0] / "checkpoint_best.pt"
-    code, out, said = interactive(data_bin, path, text, "--buffer-size", buffer)
+    command = [data_bin, *TASK, "--path", path, "--max-len-b", 3, "--buffer-size", buffer]
+    code, out, said = commands.run_apart("fairseq-interactive", command, ROOT, text)
     assert code == 0, said
     assert re.findall(r"^H-(\d+)", out, re.M) == ["0", "3", "6"]
     assert "prompt 1 is empty" in said and "prompt 5 is empty" in said
@@ -212,15 +201,11 @@ def test_a_prompt_that_cannot_be_read_takes_no_answer_along(data_bin, trained, b
     assert all(scores[n] == words[n] + 1 for n in scores)  # the last is that of the end
 
 
-@pytest.mark.slow
-def test_a_file_of_prompts_that_is_not_utf_8_is_refused_before_the_first(
-    data_bin, trained, tmp_path
-):
+def test_a_file_of_prompts_that_is_not_utf_8_is_refused(data_bin, trained, tmp_path):
     (tmp_path / "prompts").write_bytes(b"word1\n\xff\n")
-    path = trained[0] / "checkpoint_best.pt"
-    code, out, said = interactive(data_bin, path, b"", "--input", tmp_path / "prompts")
-    assert code and "H-0" not in out and "Traceback" not in said
-    assert f"--input {tmp_path / 'prompts'} is not UTF-8: convert it" in said.splitlines()[-1]
+    command = [data_bin, *TASK, "--path", trained[0] / "checkpoint_best.pt"]
+    said = commands.refusal("fairseq-interactive", *command, "--input", tmp_path / "prompts")
+    assert f"--input {tmp_path / 'prompts'} is not UTF-8: convert it" in said
 
 
 # memory files, where they are written
@@ -251,16 +236,13 @@ def test_a_memory_is_written_to_files_only_and_through_links(hub, tmp_path):
 def test_a_memory_that_has_no_room_leaves_nothing(hub, tmp_path):
     hub.read("word1 word2").save(tmp_path / "memory")
     before = (tmp_path / "memory").read_bytes()
-    script = (
-        "import resource, sys, torch; from fairseq_inf.memory import State, save_state\n"
-        "from dataclasses import dataclass\n"
-        "@dataclass\nclass One(State):\n    x: torch.Tensor\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-        "save_state(One(torch.zeros(1, 10_000)), sys.argv[1], 'me')"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path / "memory")]
-    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
-    assert "cannot be written" in done.stderr and "File too large" in done.stderr
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError, match="cannot be written.*File too large"):
+            hub.read("word1 word2").save(tmp_path / "memory")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert (tmp_path / "memory").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
 
 
@@ -343,8 +325,8 @@ EVALUATION = {
 @pytest.mark.parametrize("name", EVALUATION)
 def test_an_evaluation_ends_in_the_sentence_alone(data_bin, trained, name):
     args, sentence = EVALUATION[name]
-    said = evaluate(data_bin, trained[0] / "checkpoint_best.pt", *args, ok=False)
-    assert sentence in said.strip().splitlines()[-1] and "Traceback" not in said
+    path = trained[0] / "checkpoint_best.pt"
+    assert sentence in commands.refusal("fairseq-eval-lm", data_bin, *TASK, "--path", path, *args)
 
 
 TRAINING = {
@@ -357,29 +339,33 @@ TRAINING = {
 @pytest.mark.parametrize("name", TRAINING)
 def test_a_training_ends_in_the_sentence_alone(data_bin, tmp_path, name):
     args, sentence = TRAINING[name]
-    said = train(data_bin, tmp_path, "--max-update", 2, *args, ok=False)
-    assert sentence in said.strip().splitlines()[-1] and "Traceback" not in said
+    command = [data_bin, *TASK, *MODEL, *TRAIN, "--save-dir", tmp_path, "--max-update", 2, *args]
+    assert sentence in commands.refusal("fairseq-train", *command)
     assert not list(tmp_path.glob("*.pt"))
 
 
 def test_the_traceback_is_there_for_those_who_ask(data_bin, tmp_path, monkeypatch):
-    monkeypatch.setenv("FAIRSEQ_INF_TRACEBACK", "1")
-    said = train(data_bin, tmp_path, "--max-update", 2, "--fp16", ok=False)
-    assert "Traceback" in said and "--fp16 needs a GPU" in said.strip().splitlines()[-1]
+    said = {}
+    for asked in ("", "1"):
+        monkeypatch.setenv("FAIRSEQ_INF_TRACEBACK", asked)
+        said[asked] = train(data_bin, tmp_path, "--max-update", 2, "--fp16", ok=False)
+        assert "--fp16 needs a GPU" in said[asked].strip().splitlines()[-1]
+    assert "Traceback" in said["1"] and "Traceback" not in said[""]
 
 
 def test_code_in_a_checkpoint_is_refused_everywhere_and_not_run(data_bin, trained, tmp_path):
     path = with_code(trained[0] / "checkpoint_best.pt", tmp_path / "checkpoint_last.pt")
     sentence = f"checkpoint {path} holds objects that run code when they are loaded, and is refused"
     each = ["--path", path, "--batch-size", 1]
-    for said in (
-        evaluate(data_bin, path, ok=False),
-        fairseq("interactive", data_bin, *TASK, *each, "--buffer-size", 1, ok=False),
-        fairseq("generate", data_bin, *TASK, *each, ok=False),
-        train(data_bin, tmp_path, "--max-update", 300, ok=False),
-        train(data_bin, tmp_path / "new", "--finetune-from-model", path, ok=False),
+    training = ["train", data_bin, *TASK, *MODEL, *TRAIN, "--max-update", 300, "--save-dir"]
+    for name, *args in (
+        ["eval-lm", data_bin, *TASK, *each],
+        ["interactive", data_bin, *TASK, *each, "--buffer-size", 1],
+        ["generate", data_bin, *TASK, *each],
+        [*training, tmp_path],
+        [*training, tmp_path / "new", "--finetune-from-model", path],
     ):
-        assert sentence in said.strip().splitlines()[-1] and "Traceback" not in said
+        assert sentence in commands.refusal(f"fairseq-{name}", *args)
     with pytest.raises(ValueError, match="run code"):
         InfiniteFormerLM.from_pretrained(str(tmp_path), path.name, str(data_bin))
     assert not (ROOT / "ran").exists() and not Path("ran").exists()
@@ -389,9 +375,7 @@ def test_code_in_a_checkpoint_is_refused_everywhere_and_not_run(data_bin, traine
 def test_the_reading_command_says_where_it_cannot_write(data_bin, trained, tmp_path):
     (tmp_path / "text").write_text("word1 word2\n")
     os.mkfifo(tmp_path / "fifo")
-    command = [tool("inf-read"), tmp_path / "text", "--path", trained[0] / "checkpoint_best.pt",
-               "--data", data_bin, "--output", tmp_path / "fifo", "--cpu"]  # fmt: skip
-    done = subprocess.run([*map(str, command)], cwd=ROOT, text=True, capture_output=True)
-    assert done.returncode and "Traceback" not in done.stderr
-    assert f"--output: {tmp_path / 'fifo'} cannot be written" in done.stderr.splitlines()[-1]
+    command = [tmp_path / "text", "--path", trained[0] / "checkpoint_best.pt", "--data", data_bin]
+    said = commands.refusal("fairseq-inf-read", *command, "--output", tmp_path / "fifo", "--cpu")
+    assert f"--output: {tmp_path / 'fifo'} cannot be written" in said
     assert stat.S_ISFIFO(os.stat(tmp_path / "fifo").st_mode)

@@ -1,8 +1,8 @@
 """fairseq-inf-prepare: turn a folder of documents into a data-bin that keeps them apart.
 
 FOLDER holds train/, validation/ (or valid/) and test/, each with any number of *.txt files in
-UTF-8, one document each: PG-19's own layout. A document becomes one line of tokens, which
-fairseq-preprocess ends in </s>; decoded, the tokens give the very text, with its white space.
+UTF-8, one document each: PG-19's own layout. A document becomes one line of tokens, which ends in
+</s>, as fairseq-preprocess would write it; decoded, they give the very text, with its white space.
 DATA_BIN gets {train,valid,test}.{bin,idx}, dict.txt, the files of the encoding and documents.json
 with its name and every split's documents, words, tokens (</s> included) and bytes.
 """

@@ -36,7 +36,7 @@ def train_sentencepiece(documents: list[tuple[Path, int]], vocab_size: int, path
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sample(documents),
+            sentence_iterator=iter([*sample(documents)]),  # in whose C++ no Ctrl-C may arise
             model_writer=model,
             model_type="bpe",  # as short as unigram here, and ten times as quick to train
             vocab_size=vocab_size,
