@@ -191,6 +191,7 @@ def test_a_prompt_that_cannot_be_read_takes_no_answer_along(data_bin, trained, b
     path = trained[0] / "checkpoint_best.pt"
     command = [data_bin, *TASK, "--path", path, "--max-len-b", 3, "--buffer-size", buffer]
     code, out, said = commands.run_apart("fairseq-interactive", command, ROOT, text)
+    said += out
     assert code == 0, said
     assert re.findall(r"^H-(\d+)", out, re.M) == ["0", "3", "6"]
     assert "prompt 1 is empty" in said and "prompt 5 is empty" in said
