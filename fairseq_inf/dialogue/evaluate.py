@@ -20,6 +20,7 @@ import numpy as np
 from fairseq_inf.analysis.report import table
 from fairseq_inf.commands import check_draws
 from fairseq_inf.errors import Failure, plain_errors
+from fairseq_inf.files import check_writable, whole_file
 
 from .scores import MEASURES, bootstrap, by_conversation, compare, load_meteor, statistics
 
@@ -64,7 +65,6 @@ def parse() -> argparse.Namespace:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """-> what the JSON file holds"""
-    from fairseq_inf.files import check_writable
     from fairseq_inf.hub import open_hub
 
     from .answers import Answers
@@ -112,7 +112,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         numbers = [said.conversation for said in responses]
         sums |= {name: by_conversation(x, numbers) for name, x in each.items()}
     if args.examples:
-        args.examples.write_text(explain(answers, answered), "utf-8")
+        with whole_file(args.examples) as file:
+            file.write_text(explain(answers, answered), "utf-8")
     asked = {name: x for name, x in vars(args).items() if name != "compare"} | settings
     return {
         "asked": {name: str(x) if isinstance(x, Path) else x for name, x in asked.items()},
@@ -170,14 +171,9 @@ def main() -> None:
         if args.compare:
             print(show_difference(args.compare))
             return
-        try:
-            result = measure(args)
-        except KeyboardInterrupt:
-            sys.exit("fairseq-inf-dialogue: interrupted, nothing was written")
-        output = args.output.resolve()
-        partial = output.with_name(f"{output.name}.partial")  # never half a file
-        partial.write_text(json.dumps(result, indent=1) + "\n")
-        partial.replace(output)
+        result = measure(args)
+        with whole_file(args.output) as file:
+            file.write_text(json.dumps(result, indent=1) + "\n")
     print(show(result))
     print(
         f"{result['responses']:,} responses of {result['answered']:,} conversations, and the "

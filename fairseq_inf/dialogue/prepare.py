@@ -8,8 +8,6 @@ and documents.json with its name and every split's documents, responses, words o
 """
 
 import argparse
-import json
-import sys
 import tempfile
 from pathlib import Path
 
@@ -17,11 +15,12 @@ import numpy as np
 from fairseq.data import Dictionary
 from tqdm import tqdm
 
-from fairseq_inf.commands.prepare import add_encoding_flags, find_encoding
-from fairseq_inf.data.binary import binarize
+from fairseq_inf.commands import check_least, command_line
+from fairseq_inf.commands.prepare import add_encoding_flags, find_encoding, write_summary
+from fairseq_inf.data.binary import binarize, numbers_of
 from fairseq_inf.data.encoding import Encoding, SentencePiece
 from fairseq_inf.data.vocabulary import train_sentencepiece
-from fairseq_inf.errors import Failure, plain_errors
+from fairseq_inf.errors import plain_errors
 from fairseq_inf.files import whole_folder
 
 from .cmu_dog import Conversation, check_published, load_conversations, load_films
@@ -60,17 +59,12 @@ class Streams:
         words = self.documents.get(conversation.film, []).copy()
         for speaker, text in conversation.turns:
             words += [SPEAKERS[speaker], *self._words(f" {text}" if text else ""), END]
-        numbers = [self.dictionary.index(word) for word in words]
-        if self.dictionary.unk() in numbers:
-            word = words[numbers.index(self.dictionary.unk())]
-            raise Failure(f"the encoding has {word}, its dictionary has not: prepare it again.")
-        return np.array(numbers)
+        return numbers_of(words, self.dictionary)
 
 
 def prepare(args: argparse.Namespace) -> dict[str, dict[str, int]]:
     """-> what documents.json says of each split"""
-    if args.train_conversations is not None and args.train_conversations < 1:
-        raise Failure("--train-conversations must be at least 1.")
+    check_least(args, train_conversations=1)
     encoding = find_encoding(args)
     with whole_folder(args.output) as folder:
         films = load_films(args.input)
@@ -100,16 +94,12 @@ def prepare(args: argparse.Namespace) -> dict[str, dict[str, int]]:
                 "words": sum(len(text.split()) for c in some for _, text in c.turns),
                 "tokens": sum(map(len, lines)),
             }
-        summary = json.dumps({"encoding": encoding.name, **counts}, indent=2)
-        (folder / "documents.json").write_text(summary + "\n")
+        write_summary(folder, encoding, counts)
     return counts
 
 
 def main() -> None:
-    name, description = __doc__.split(": ", 1)
-    parser = argparse.ArgumentParser(
-        name, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line("fairseq-inf-prepare-dialogue", __doc__)
     add = parser.add_argument
     add("input", type=Path, metavar="CMU_DOG_DIR", help="with Conversations/ and WikiData/")
     add("output", type=Path, metavar="DATA_BIN", help="to write")
@@ -118,11 +108,8 @@ def main() -> None:
     add("--train-conversations", type=int, help="take the first that many of train, by name (all)")
     add("--part", action="store_true", help="take what is not the whole CMU-DoG")
     args = parser.parse_args()
-    try:
-        with plain_errors(name):
-            counts = prepare(args)
-    except KeyboardInterrupt:
-        sys.exit(f"{name}: interrupted, nothing was written")
+    with plain_errors(parser.prog):
+        counts = prepare(args)
     print(f"{'split':6}{'conversations':>14}{'responses':>11}{'words':>11}{'tokens':>12}")
     for split, count in counts.items():
         print(
