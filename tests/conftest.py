@@ -1,5 +1,6 @@
 import contextlib
 import io
+import logging
 import os
 import pathlib
 import random
@@ -112,6 +113,7 @@ def call(main, *args):
     """The main function of a command in this process, which saves its start."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [str(word) for word in args])
+        patch.setattr(logging.root.manager, "disable", 0)  # undone, whatever it sets
         main()
 
 

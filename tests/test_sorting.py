@@ -1,27 +1,36 @@
-import argparse
 import collections
-import contextlib
 import csv
 import functools
-import importlib
-import io
 import itertools
+import json
 import math
 import os
 import re
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 import torch
-from conftest import BASELINES, MODEL, ROOT, fairseq, finish, load, start_training, tool
-from fairseq import options, tasks
-from fairseq.data import Dictionary, data_utils, indexed_dataset
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from conftest import (
+    BASELINES,
+    MODEL,
+    ROOT,
+    call,
+    fairseq,
+    finish,
+    load,
+    refused,
+    start_training,
+    tool,
+)
+from fairseq.data import indexed_dataset
+from lines import TINY, TRAIN, L, build, last, likeliest, lines_of, streams
 
-from fairseq_inf.data import SequenceBatches, StreamDataset
+import fairseq_inf.tasks.guests  # noqa: F401  (registers it)
+from fairseq_inf.data import SequenceBatches
+from fairseq_inf.errors import Failure
+from fairseq_inf.experiments.sorting import figures
 from fairseq_inf.experiments.sorting.data import (
     SEPARATOR,
     chance_accuracy,
@@ -33,29 +42,12 @@ from fairseq_inf.experiments.sorting.data import (
     oracle_accuracy,
     sort,
 )
-from fairseq_inf.models import InfiniteFormerLM
 
-V, T, L = 5, 30, 8
+V, T = 5, 30
 
 
 def prepare(folder, *args):
-    command = [tool("inf-sorting"), "make", folder, *args]
-    done = subprocess.run([*map(str, command)], cwd=ROOT, text=True, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def refused(folder, *args):
-    """The same in this process, which saves its start.  -> the last line that it fails with"""
-    said = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
-        patch.setattr(sys, "argv", ["sorting", *map(str, (folder, *args))])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-    if isinstance(stopped.value.code, str):
-        return stopped.value.code
-    assert stopped.value.code != 0
-    return said.getvalue().strip().splitlines()[-1]
+    call(main, "sorting", folder, *args)
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +55,6 @@ def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sorting") / "bin"
     prepare(folder, "--length", T, "--vocabulary", V, "--sizes", 60, 13, 7)
     return folder
-
-
-def sequences(folder, split):
-    """The lines of a split, in words."""
-    words = Dictionary.load(str(folder / "dict.txt"))
-    lines = data_utils.load_indexed_dataset(str(folder / split), words, "mmap")
-    assert all(int(line[-1]) == words.eos() for line in lines)
-    return [[words[int(i)] for i in line[:-1]] for line in lines]
 
 
 # the data
@@ -143,27 +127,26 @@ def test_each_sequence_has_distributions_of_its_own_from_one_to_nine():
 
 def test_a_line_is_the_sequence_the_separator_and_the_answer(data):
     for split, size in (("train", 60), ("valid", 13), ("test", 7)):
-        lines = sequences(data, split)
+        lines = lines_of(data, split)
         assert len(lines) == size
         for line in lines:
             assert len(line) == T + 1 + V and line[T] == SEPARATOR
             tokens = [int(word) for word in line[:T]]
             assert [int(word) for word in line[T + 1 :]] == sorted_by_hand(tokens, V)
-    assert sequences(data, "train")[:7] != sequences(data, "test")
+    assert lines_of(data, "train")[:7] != lines_of(data, "test")
 
 
 def test_the_binarizer_writes_what_fairseq_preprocess_writes(data, tmp_path):
     text = tmp_path / "test.txt"
-    text.write_text("".join(" ".join(line) + "\n" for line in sequences(data, "test")))
+    text.write_text("".join(" ".join(line) + "\n" for line in lines_of(data, "test")))
     fairseq(
         "preprocess", "--only-source", "--srcdict", data / "dict.txt", "--testpref", text,
         "--destdir", tmp_path / "bin",
     )  # fmt: skip
-    assert sequences(tmp_path / "bin", "test") == sequences(data, "test")
+    assert lines_of(tmp_path / "bin", "test") == lines_of(data, "test")
     assert (tmp_path / "bin" / "dict.txt").read_text() == (data / "dict.txt").read_text()
 
 
-@pytest.mark.slow
 def test_the_same_seed_gives_the_same_files_and_another_seed_others(data, tmp_path):
     sizes = ["--length", T, "--vocabulary", V, "--sizes", 60, 13, 7]
     prepare(tmp_path / "again", *sizes)
@@ -176,7 +159,7 @@ def test_the_same_seed_gives_the_same_files_and_another_seed_others(data, tmp_pa
 
 def test_bad_sizes_and_folders_are_refused_in_one_sentence(data, tmp_path):
     before = {path.name: path.read_bytes() for path in data.iterdir()}
-    assert "is there already" in refused(data, "--length", 9)
+    assert "is there already" in refused(main, "sorting", data, "--length", 9)
     assert {path.name: path.read_bytes() for path in data.iterdir()} == before
     for args, said in (
         (("--length", 0), "--length must be at least 1, got 0"),
@@ -184,11 +167,11 @@ def test_bad_sizes_and_folders_are_refused_in_one_sentence(data, tmp_path):
         (("--sizes", 5, 0, 5), "--sizes must be at least 1, got 0"),
         (("--seed", -1), "--seed must be at least 0, got -1"),
     ):
-        assert said in refused(tmp_path / "new", *args)
+        assert said in refused(main, "sorting", tmp_path / "new", *args)
     (tmp_path / "file").write_text("")
-    said = refused(tmp_path / "file" / "new", "--sizes", 1, 1, 1)
+    said = refused(main, "sorting", tmp_path / "file" / "new", "--sizes", 1, 1, 1)
     assert said.startswith(f"cannot write {tmp_path}/file/new: ")
-    said = refused(tmp_path / "new", "--length", 10**13)
+    said = refused(main, "sorting", tmp_path / "new", "--length", 10**13)
     assert said == f"cannot write {tmp_path}/new: out of memory"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
@@ -226,27 +209,12 @@ def test_kendall_tau_counts_the_pairs_that_stand_in_order():
 # the task
 
 TASK = ["--user-dir", "fairseq_inf", "--task", "sorting", "--cpu", "--num-workers", "0"]
-TRAIN = (
-    f"--criterion cross_entropy_with_kl --report-accuracy --tokens-per-sample {L} --dropout 0 "
-    "--optimizer adam --lr 0.01 --log-format json --log-interval 5"
-).split()
-
-
-def train(data, save_dir, *args, model=MODEL, ok=True):
-    return fairseq("train", data, *TASK, *model, *TRAIN, "--save-dir", save_dir, *args, ok=ok)
 
 
 def batches(data, rows, world=1, seed=None):
     """What each process gets of the validation split: a list of batches each."""
-    words = Dictionary.load(str(data / "dict.txt"))
-    lines = data_utils.load_indexed_dataset(str(data / "valid"), words, "mmap")
-    streams = StreamDataset(lines, words, "documents", words.eos(), "valid")
-    return [
-        SequenceBatches(
-            streams, rows * world, L, slice(rows * r, rows * r + rows), find_answer, seed
-        )
-        for r in range(world)
-    ]
+    own = [slice(rows * r, rows * r + rows) for r in range(world)]
+    return [SequenceBatches(streams(data), rows * world, L, x, find_answer, seed) for x in own]
 
 
 def told(batch, words):
@@ -264,7 +232,7 @@ def told(batch, words):
 @pytest.mark.parametrize("rows,world", [(1, 1), (4, 1), (2, 2), (3, 2), (20, 1)])
 def test_every_sequence_is_read_whole_and_only_its_answer_is_asked(data, rows, world):
     words = dictionary(V)
-    lines = sequences(data, "valid")
+    lines = lines_of(data, "valid")
     shards = batches(data, rows, world)
     assert len({len(shard) for shard in shards}) == 1
     seen = []
@@ -305,22 +273,6 @@ def test_a_line_without_one_separator_and_an_answer_is_refused(tmp_path, line):
         batches(tmp_path, 2)
 
 
-def test_data_of_another_task_is_refused(data_bin, tmp_path):
-    printed = train(data_bin, tmp_path, "--batch-size", 2, ok=False)
-    assert re.search(r"ValueError: the dictionary of \S+ has no <sep>: make the data with", printed)
-
-
-def build(data, *args, model=MODEL):
-    """-> task, model and criterion as fairseq-train builds them"""
-    argv = [str(data), *TASK[2:], *model, *TRAIN, *args]
-    parsed = options.parse_args_and_arch(options.get_training_parser(), argv)
-    cfg = convert_namespace_to_omegaconf(parsed)
-    task = tasks.setup_task(cfg.task)
-    torch.manual_seed(1)
-    model = task.build_model(cfg.model)
-    return task, model, task.build_criterion(cfg.criterion)
-
-
 class Backward:
     """What the task's step uses of an optimizer."""
 
@@ -329,7 +281,7 @@ class Backward:
 
 
 def gradients(data, sample, *args, **kwargs):
-    task, model, criterion = build(data, *args, **kwargs)
+    task, model, criterion = build("sorting", data, *args, **kwargs)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(
         lambda x: saved.append(x.numel()) or x, lambda x: x
@@ -344,7 +296,7 @@ def test_segments_without_targets_keep_no_graph_unless_asked(data):
     """One loop by hand over the segments gives the same loss and gradients."""
     sample = batches(data, 4)[0][0]
     loss, size, log, grads, saved = gradients(data, sample)
-    task, model, criterion = build(data)
+    task, model, criterion = build("sorting", data)
     model.train()
     expected = 0
     for segment in sample["segments"]:
@@ -372,14 +324,28 @@ def test_segments_without_targets_keep_no_graph_unless_asked(data):
 def sorted_run(tmp_path_factory):
     """An easy task, which a small model learns: the more frequent of two tokens."""
     folder = tmp_path_factory.mktemp("sorted")
-    data = folder / "bin"
+    data, run = folder / "bin", folder / "run"
     prepare(data, "--length", 15, "--vocabulary", 2, "--sizes", 2000, 40, 60)
-    printed = train(data, folder / "run", "--batch-size", 20, "--max-update", 150, "--eval-order")
-    return data, folder / "run", printed
+    args = ["--save-dir", run, "--batch-size", 20, "--max-update", 150, "--eval-order"]
+    printed = fairseq("train", data, *TASK, *MODEL, *TRAIN, *args)
+    return data, ["--path", run / "checkpoint_last.pt", "--tokens-per-sample", L], printed
 
 
-def last(printed, name):
-    return float(re.findall(rf'"(?:valid_|test_)?{name}": "([-\d.e]+)"', printed)[-1])
+@pytest.fixture(scope="module")
+def measured(sorted_run):
+    """-> what is measured on the test split by name, with batches of a size"""
+
+    @functools.cache
+    def measure(rows):
+        data, own, _ = sorted_run
+        printed = fairseq(
+            "validate", data, *TASK, *own, "--valid-subset", "test", "--log-format", "json",
+            "--batch-size", rows, "--eval-order",
+        )  # fmt: skip
+        names = ("accuracy", "exact_match", "kendall_tau", "nll_loss")
+        return {name: last(printed, name) for name in names}
+
+    return measure
 
 
 @pytest.mark.slow
@@ -390,117 +356,84 @@ def test_training_logs_accuracy_and_learns(sorted_run):
     assert -1 <= last(printed, "kendall_tau") <= 1
 
 
-def validate(data, run, *args):
-    return fairseq(
-        "validate", data, *TASK, "--path", run / "checkpoint_last.pt", "--valid-subset", "test",
-        "--tokens-per-sample", L, "--log-format", "json", *args,
-    )  # fmt: skip
-
-
 @pytest.mark.slow
-def test_a_greedy_order_is_exact_where_every_teacher_forced_token_is_right(sorted_run):
+def test_a_greedy_order_is_exact_where_every_teacher_forced_token_is_right(sorted_run, measured):
     """With two tokens the order is right if the first one is, and then the second one follows."""
-    data, run, _ = sorted_run
-    printed = validate(data, run, "--batch-size", 7, "--eval-order")
-    task, model, _ = build(data)
-    model.load_state_dict(load(run / "checkpoint_last.pt")["model"])
+    data, own, _ = sorted_run
+    _, model, _ = build("sorting", data)
+    model.load_state_dict(load(own[1])["model"])
     model.eval()
-    words = dictionary(2)
-    right = exact = total = 0
-    for line in sequences(data, "test"):
-        inputs = torch.tensor([[words.eos(), *map(words.index, line)]])
-        state, outputs = model.decoder.initial_state(1), []
-        with torch.no_grad():
-            for part in inputs.split(L, dim=1):
-                x, state, _ = model.decoder(part, state)
-                outputs.append(x)
-        best = torch.cat(outputs, dim=1)[0, 16:18].argmax(dim=-1).tolist()
-        hits = [a == words.index(b) for a, b in zip(best, line[16:], strict=True)]
-        right, exact, total = right + sum(hits), exact + all(hits), total + 2
-    assert last(printed, "accuracy") == pytest.approx(100 * right / total, abs=0.01)
-    assert last(printed, "exact_match") == pytest.approx(100 * exact / 60, abs=0.01)
+    right = exact = 0
+    for line in lines_of(data, "test"):
+        best = likeliest(model, dictionary(2), line)
+        hits = [a == b for a, b in zip(best[16:18], line[16:], strict=True)]
+        right, exact = right + sum(hits), exact + all(hits)
+    assert measured(7)["accuracy"] == pytest.approx(100 * right / 120, abs=0.01)
+    assert measured(7)["exact_match"] == pytest.approx(100 * exact / 60, abs=0.01)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rows", [1, 60])
-def test_the_batch_size_does_not_change_the_result(sorted_run, rows):
-    data, run, _ = sorted_run
-    a = validate(data, run, "--batch-size", 7, "--eval-order")
-    b = validate(data, run, "--batch-size", rows, "--eval-order")
-    for name in ("accuracy", "exact_match", "kendall_tau", "nll_loss"):
-        assert last(a, name) == last(b, name)
-
-
-SGD = "--optimizer nag --momentum 0 --lr 0.05 --save-interval-updates 4 --max-update".split()
+def test_the_batch_size_does_not_change_the_result(measured):
+    assert measured(7) == measured(60)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "model",
-    [MODEL, BASELINES["compressive_transformer_lm"], BASELINES["infini_attention_lm"]],
-    ids=lambda model: model[1],
-)
-def test_two_processes_equal_one_and_a_training_goes_on_as_if_nothing_had_happened(
-    data, tmp_path, model
-):
+def test_two_processes_equal_one_and_a_training_goes_on_as_if_nothing_had_happened(data, tmp_path):
     """Batches of 8: the last one of the 60 to train on, and of the 13 to validate with, leaves
     rows empty, and the last of the 4 at a time in validation the second process."""
+    sgd = "--optimizer nag --momentum 0 --lr 0.05 --save-interval-updates 4 --max-update".split()
 
-    def run(name, updates, world):
-        args = [data, *TASK, *model, *TRAIN, "--save-dir", tmp_path / name, *SGD, updates]
-        args += ["--eval-order", "--batch-size-valid", 4 // world]
-        finish(start_training(args, world, rows=8))
+    def args(name, updates, rows):
+        own = ["--save-dir", tmp_path / name, *sgd, updates, "--eval-order"]
+        return [data, *TASK, *MODEL, *TRAIN, *own, "--batch-size-valid", rows]
+
+    def run(name, updates):
+        fairseq("train", *args(name, updates, 4), "--batch-size", 8)
         return load(tmp_path / name / "checkpoint_last.pt")
 
-    one, two = run("1", 10, 1), run("2", 10, 2)
+    both = start_training(args("2", 10, 2), 2, rows=8)
+    one = run("1", 10)
+    run("3", 6)
+    three = run("3", 10)
+    finish(both)
+    two = load(tmp_path / "2" / "checkpoint_last.pt")
     assert one["extra_state"]["val_loss"] == pytest.approx(two["extra_state"]["val_loss"], rel=1e-4)
-    run("3", 6, 1)
-    three = run("3", 10, 1)
     for name, x in one["model"].items():
         assert torch.allclose(x, two["model"][name], atol=1e-4), name
         assert torch.equal(x, three["model"][name]), name
 
 
 @pytest.mark.slow
-def test_fairseq_generate_goes_on_after_the_separator(sorted_run):
-    data, run, _ = sorted_run
+def test_fairseq_generate_goes_on_after_the_separator(sorted_run, measured):
+    data, own, _ = sorted_run
     printed = fairseq(
-        "generate", data, *TASK, "--path", run / "checkpoint_last.pt", "--gen-subset", "test",
-        "--tokens-per-sample", L, "--beam", 1, "--max-len-b", 2, "--batch-size", 16,
+        "generate", data, *TASK, *own, "--gen-subset", "test", "--beam", 1, "--max-len-b", 2,
+        "--batch-size", 16,
     )  # fmt: skip
     orders = {
         int(n): text.split() for n, text in re.findall(r"^D-(\d+)\t\S+\t(.*)$", printed, re.M)
     }
-    lines = sequences(data, "test")
     assert sorted(orders) == list(range(60))
-    exact = sum(orders[i] == line[16:] for i, line in enumerate(lines))
-    printed = validate(data, run, "--batch-size", 7, "--eval-order")
-    assert last(printed, "exact_match") == pytest.approx(100 * exact / 60, abs=0.01)
+    exact = sum(orders[i] == line[16:] for i, line in enumerate(lines_of(data, "test")))
+    assert measured(7)["exact_match"] == pytest.approx(100 * exact / 60, abs=0.01)
 
 
 @pytest.mark.slow
-def test_what_is_not_for_sorting_is_refused_in_one_sentence(sorted_run):
-    data, run, _ = sorted_run
-    own = ["--path", run / "checkpoint_last.pt", "--tokens-per-sample", L]
-    printed = fairseq("eval-lm", data, *TASK, *own, ok=False)
-    assert "ValueError: fairseq-eval-lm is not for --task sorting" in printed
-    printed = fairseq(
-        "validate", data, *TASK, *own, "--batch-size", 2, "--document-separator", "0", ok=False
-    )
-    assert "ValueError: --document-separator 0 is not for sorting" in printed
+def test_what_is_not_for_sorting_is_refused_in_one_sentence(data, data_bin, sorted_run):
+    task, _, _ = build("sorting", data)
+    with pytest.raises(ValueError, match="^fairseq-eval-lm is not for --task sorting"):
+        task.eval_lm_dataloader(None)
+    with pytest.raises(ValueError, match="^--document-separator 0 is not for sorting"):
+        build("sorting", data, "--document-separator", "0")
+    with pytest.raises(ValueError, match="has no <sep>: make the data with fairseq-inf-sorting"):
+        build("sorting", data_bin)
+    data, own, _ = sorted_run
     command = [tool("interactive"), data, *TASK, *own, "--beam", 1, "--max-len-b", 2]
     done = subprocess.run(
         [*map(str, command)], cwd=ROOT, text=True, capture_output=True, input="0 1 1\n0 1 1 <sep>\n"
     )
     assert "prompt 0 must end with <sep>" in done.stderr
     assert "D-1" in done.stdout and "D-0" not in done.stdout
-
-
-@pytest.mark.slow
-def test_the_hub_takes_a_model_that_sorts(sorted_run):
-    data, run, _ = sorted_run
-    hub = InfiniteFormerLM.from_pretrained(str(run), "checkpoint_last.pt", str(data))
-    assert hub.generate("1 0 1 1 0 1 1 1 1 1 1 1 1 0 1 <sep>", max_tokens=2).split()[0] == "1"
 
 
 @pytest.mark.slow
@@ -513,7 +446,7 @@ def test_prepare_makes_a_folder_for_each_length(tmp_path):
     assert done.returncode == 0, done.stderr
     for length in (6, 9):
         folder = tmp_path / "bin" / f"sorting-{length}"
-        assert [len(line) for line in sequences(folder, "train")] == [length + 1 + 4] * 3
+        assert [len(line) for line in lines_of(folder, "train")] == [length + 1 + 4] * 3
     again = subprocess.run(script, cwd=ROOT, env=env, text=True, capture_output=True)
     assert again.returncode == 0 and again.stdout.count("is there already") == 2
 
@@ -523,21 +456,19 @@ def test_prepare_makes_a_folder_for_each_length(tmp_path):
 
 @pytest.fixture
 def experiment(monkeypatch, tmp_path):
-    """-> scripts/sorting.py as a module, at a tiny scale, and its arguments"""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    module = importlib.import_module("sorting")
+    """-> how the figures are run, at a tiny scale"""
     tiny = {
         "segment": 8, "lengths": (17, 25, 33), "rates": (2, 6, 12), "sizes": (20, 4, 9),
         "basis": (4, 8),
     }  # fmt: skip
-    monkeypatch.setitem(module.SCALES, "small", tiny)
-    args = argparse.Namespace(
-        scale="small", seeds=[1, 2], jobs=1, threads=1, cpu=True, models=None, lengths=None,
-        data=tmp_path / "data", out=tmp_path / "out",
-        overrides="""optimization.max_update=2 task.tokens_per_sample=8 model.decoder_embed_dim=16
-            model.decoder_ffn_embed_dim=16 model.stm_length=8""".split(),
-    )  # fmt: skip
-    return module, args
+    monkeypatch.setitem(figures.SCALES, "small", tiny)
+    monkeypatch.chdir(ROOT)
+    folders = ["--data", tmp_path / "data", "--out", tmp_path / "out"]
+
+    def run(figure, *words):
+        call(lambda: figures.run(figure), figure, *TINY, *folders, "--cpu", *words)
+
+    return run
 
 
 def rows_of(path):
@@ -546,92 +477,82 @@ def rows_of(path):
 
 
 @pytest.mark.slow
-def test_one_run_is_trained_tested_and_not_run_again(experiment, capfd):
-    module, args = experiment
-    module.prepare(args, 25)
-    name, overrides = "infinite_former-25", ["model.ltm_basis=4", "model.ltm_widths=auto"]
-    result = module.work(args, "infinite_former", 25, 1, name, overrides)
+def test_one_run_is_trained_tested_and_not_run_again(experiment, tmp_path, forked, capsys):
+    def run(*words):
+        experiment("lengths", "--models", "infinite_former", "--lengths", 25, "--seeds", 1, *words)
+        assert "| ∞-former |" in capsys.readouterr().out
+        return json.loads((folder / "result.json").read_text())
+
+    folder = tmp_path / "out" / "small" / "infinite_former-25" / "seed1"
+    few = ["--jobs", 1, "--cpu", "model.ltm_basis=4", "model.ltm_widths=auto"]
+    result = run(*few)
     assert 0 <= result["accuracy"] <= 100 and -1 <= result["kendall_tau"] <= 1
     assert 0 < result["regression_error"] < 1.5
-    folder = args.out / "small" / name / "seed1"
     before = (folder / "train.log").read_text()
-    assert module.work(args, "infinite_former", 25, 1, name, overrides) == result
+    assert run(*few) == result
     # broken off between training and test: the training is not touched
     (folder / "result.json").unlink()
-    assert module.work(args, "infinite_former", 25, 1, name, overrides) == result
+    assert run(*few) == result
     assert (folder / "train.log").read_text() == before
-    with pytest.raises(SystemExit, match="has another overrides: choose another --out"):
-        module.work(args, "infinite_former", 25, 1, name, ["model.ltm_basis=8"])
-    # what was begun with other settings is not gone on with either
-    (folder / "result.json").unlink()
-    with pytest.raises(SystemExit, match="has another overrides: choose another --out"):
-        module.work(args, "infinite_former", 25, 1, name, ["model.ltm_basis=8"])
+    # what was begun with other settings is not gone on with, finished or not
+    for _ in range(2):
+        with pytest.raises(Failure, match="has another overrides: choose another --out"):
+            run("--cpu", "model.ltm_basis=8")
+        (folder / "result.json").unlink(missing_ok=True)
 
 
-@pytest.mark.slow
-def test_other_data_in_the_place_of_the_experiments_is_refused(experiment):
-    module, args = experiment
-    prepare(args.data / "sorting-small-25", "--length", 9, "--sizes", 1, 1, 1)
-    with pytest.raises(SystemExit, match="sorting-small-25 is not data of {'length': 25"):
-        module.prepare(args, 25)
-
-
-def test_a_failure_of_one_run_ends_the_others(experiment):
-    side_by_side = importlib.import_module("runs").side_by_side
-    begun = []
-
-    def call(number):
-        begun.append(number)
-        time.sleep(0.01)
-        if number == 1:
-            raise KeyError("broken")
-        return number
-
-    with pytest.raises(KeyError):
-        side_by_side(1, [functools.partial(call, n) for n in range(200)], str)
-    assert len(begun) < 200
+def test_other_data_in_the_place_of_the_experiments_is_refused(experiment, tmp_path):
+    prepare(tmp_path / "data" / "sorting-small-25", "--length", 9, "--sizes", 1, 1, 1)
+    with pytest.raises(Failure, match="sorting-small-25 is not data of {'length': 25"):
+        experiment("lengths", "--lengths", 25)
 
 
 @pytest.mark.parametrize(
     "words,said",
     [
         ("lengths --lengths 77", "--lengths 77 must be one of 17, 25, 33"),
-        ("basis --lengths 25", "--lengths is not for basis"),
-        ("basis --models transformer_xl", "--models transformer_xl: --scale small has no such"),
+        ("basis --lengths 25", "unrecognized arguments: --lengths"),
+        ("basis --models transformer_xl", "--models transformer_xl: --configs"),
+        ("lengths 25", "25 is not a hydra override: it must be name=value"),
+        ("lengths --configs none", "none has no such config in small"),
     ],
 )
-def test_a_part_that_is_not_there_is_refused(experiment, monkeypatch, capsys, words, said):
-    module, _ = experiment
-    monkeypatch.setattr(sys, "argv", ["sorting.py", *words.split()])
-    with pytest.raises(SystemExit):
-        module.main()
-    assert said in capsys.readouterr().err
+def test_a_part_that_is_not_there_is_refused(experiment, words, said):
+    figure, *more = words.split()
+    assert said in refused(lambda: figures.run(figure), figure, *more)
 
 
-@pytest.mark.slow
-def test_the_figures_show_every_run_with_chance_and_oracle(experiment, monkeypatch, capsys):
+def test_the_figures_show_every_run_with_chance_and_oracle(
+    experiment, tmp_path, monkeypatch, capsys
+):
     """The runs themselves are the test above: here each is its own made-up result."""
-    module, args = experiment
     asked = []
 
-    def made_up(args, model, length, seed, name, overrides):
-        asked.append((name, seed, tuple(overrides)))
-        return {
-            "model": model, "length": length, "seed": seed, "seconds": 60, "nll_loss": 2.0,
-            "accuracy": 20.0 + 10 * len(model) / length + seed, "exact_match": 1.0,
-            "kendall_tau": 0.5, "regression_error": 0.25 * seed,
-        }  # fmt: skip
+    def made_up(args, rows, measure, score, out):
+        found = []
+        for row in rows:
+            for seed in args.seeds:
+                own = row.overrides[: -len(TINY)]
+                asked.append((row.name, seed, tuple(own)))
+                model, length = row.config.stem, int(row.name.split("-")[1])
+                found.append({
+                    "config": row.name, "seed": seed, "seconds": 60, "nll_loss": 2.0,
+                    "accuracy": 20.0 + 10 * len(model) / length + seed, "exact_match": 1.0,
+                    "kendall_tau": 0.5, "regression_error": 0.25 * seed,
+                })  # fmt: skip
+        return found
 
-    monkeypatch.setattr(module, "work", made_up)
-    (args.out / "small").mkdir(parents=True)
-    module.lengths(args)
+    monkeypatch.setattr(figures, "run_rows", made_up)
+    out = tmp_path / "out" / "small"
+    out.mkdir(parents=True)
+    experiment("lengths", "--seeds", 1, 2)
     assert len(set(asked)) == len(asked) == 6 * 3 * 2
     rates = {(n, o) for n, _, o in asked if n.startswith("compressive")}
     assert rates == {
         (f"compressive_transformer-{n}", (f"model.compression_rate={c}",))
         for n, c in ((17, 2), (25, 6), (33, 12))
     }
-    rows = rows_of(args.out / "small" / "lengths.csv")
+    rows = rows_of(out / "lengths.csv")
     assert len(rows) == 6 * 3 * 2 + 3 * 3
     told = {(r["model"], r["length"]): float(r["accuracy"]) for r in rows if not r["seed"]}
     for length in ("17", "25", "33"):
@@ -640,31 +561,24 @@ def test_the_figures_show_every_run_with_chance_and_oracle(experiment, monkeypat
     printed = capsys.readouterr().out
     for name in ("Transformer-XL", "∞-former, uniform and Gibbs", "chance", "counts everything"):
         assert f"| {name} |" in printed
-    assert (args.out / "small" / "lengths.png").read_bytes()[:4] == b"\x89PNG"
+    assert (out / "lengths.png").read_bytes()[:4] == b"\x89PNG"
 
     asked.clear()
-    args.models, args.lengths = ["infinite_former_gibbs", "transformer_xl"], [33, 25]
-    module.lengths(args)
     both = ("transformer_xl", "infinite_former_gibbs")
-    names = [f"{model}-{length}" for length in (25, 33) for model in both]
-    assert asked == [(name, seed, ()) for seed in (1, 2) for name in names]
+    experiment("lengths", "--seeds", 1, "--lengths", 33, 25, "--models", *reversed(both))
+    assert asked == [(f"{model}-{length}", 1, ()) for length in (25, 33) for model in both]
     head = "| accuracy, % | length 25 | length 33 | from first to last |"
     assert head in capsys.readouterr().out
 
     asked.clear()
-    args.models = None
-    module.basis(args)
+    experiment("basis", "--seeds", 1, 2)
     # N = L with the paper's widths is the run of the first figure
     assert ("infinite_former-25", 1, ()) in asked and len(set(asked)) == 3 * 2 * 2
     assert ("infinite_former_gibbs-25", 1, ()) in asked
-    rows = rows_of(args.out / "small" / "basis.csv")
-    assert {(r["memory"], r["basis"], r["seed"]) for r in rows} == {
-        (m, n, s)
-        for m in ("widths 0.01,0.05", "widths auto", "uniform and Gibbs")
-        for n in "48"
-        for s in "12"
-    }
-    assert (
-        "| widths auto | regression error | 0.38 ± 0.18 | 0.38 ± 0.18 |" in capsys.readouterr().out
+    rows = rows_of(out / "basis.csv")
+    assert {(r["memory"], r["basis"], r["seed"]) for r in rows} == set(
+        itertools.product(figures.MEMORIES, "48", "12")
     )
-    assert (args.out / "small" / "basis.png").read_bytes()[:4] == b"\x89PNG"
+    line = "| widths auto | regression error | 0.38 ± 0.18 | 0.38 ± 0.18 |"
+    assert line in capsys.readouterr().out
+    assert (out / "basis.png").read_bytes()[:4] == b"\x89PNG"
