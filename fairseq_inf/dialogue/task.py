@@ -7,13 +7,14 @@ import numpy as np
 from fairseq.tasks import register_task
 
 from fairseq_inf.data import StreamDataset
-from fairseq_inf.tasks.sequences import SequencesConfig, SequencesTask
+from fairseq_inf.tasks.lines import LinesConfig
+from fairseq_inf.tasks.sequences import SequencesTask
 
 from .turns import SPEAKERS, find_said
 
 
 @dataclass
-class DialogueConfig(SequencesConfig):
+class DialogueConfig(LinesConfig):
     document_loss: bool = field(
         default=False, metadata={"help": "the words of the document are targets, too"}
     )

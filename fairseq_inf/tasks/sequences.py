@@ -3,7 +3,6 @@ of their tokens are asked."""
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,19 +11,8 @@ from torch import Tensor
 
 from fairseq_inf.data import SequenceBatches, StreamDataset
 
-from .lines import LinesConfig, LinesTask
+from .lines import LinesTask
 from .long_sequence_lm import Step
-
-
-@dataclass
-class SequencesConfig(LinesConfig):
-    learn_from_all: bool = field(
-        default=False,
-        metadata={
-            "help": "keep the gradient of segments without targets: a compressive memory learns "
-            "from their reconstruction loss, too"
-        },
-    )
 
 
 class SequencesTask(LinesTask):
@@ -72,7 +60,7 @@ class SequencesTask(LinesTask):
         def learn(segment: dict[str, Any]) -> Step:
             return step(segment, model, criterion, optimizer, update_num, ignore_grad)
 
-        return self._read(sample, model, learn, 0 if self.cfg.learn_from_all else sample["first"])
+        return self._read(sample, model, learn, sample["first"])
 
     def valid_step(self, sample: dict[str, Any], model: Any, criterion: Any) -> Step:
         model.eval()

@@ -12,14 +12,15 @@ from torch import Tensor
 
 from fairseq_inf.data import StreamDataset
 from fairseq_inf.models.generation import Continuation, new_reading, read
+from fairseq_inf.tasks.lines import LinesConfig
 from fairseq_inf.tasks.long_sequence_lm import Step
-from fairseq_inf.tasks.sequences import SequencesConfig, SequencesTask
+from fairseq_inf.tasks.sequences import SequencesTask
 
 from .data import SEPARATOR, find_answer, find_question, kendall_tau
 
 
 @dataclass
-class SortingConfig(SequencesConfig):
+class SortingConfig(LinesConfig):
     eval_order: bool = field(
         default=False,
         metadata={
