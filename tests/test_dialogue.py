@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, fairseq
-from fairseq import options, tasks
 from fairseq.data import Dictionary, data_utils
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from zoo import HOSTS, MEMORIES, make_model
 
 from fairseq_inf.analysis.why import attended
@@ -22,12 +20,15 @@ from fairseq_inf.commands import chat
 from fairseq_inf.data import SequenceBatches, StreamDataset
 from fairseq_inf.dialogue import cmu_dog, evaluate, prepare, scores
 from fairseq_inf.dialogue.answers import Answers
+from fairseq_inf.dialogue.experiment import report
 from fairseq_inf.dialogue.facts import known_facts
 from fairseq_inf.dialogue.turns import MARKERS, find_said, find_turns
 from fairseq_inf.errors import Failure
 from fairseq_inf.hub import open_hub
 from fairseq_inf.models.generation import Continuation, OpenSegment, Reading, new_reading, read
-from fairseq_inf.pretrained.checkpoint import save_checkpoint
+from fairseq_inf.models.transformer_xl import TransformerXLLM
+from fairseq_inf.pretrained.checkpoint import build, save_checkpoint
+from fairseq_inf.tasks.long_sequence_lm import LongSequenceLMConfig
 
 L = 32  # tokens of a segment
 
@@ -593,16 +594,13 @@ def test_draws_that_cannot_be_are_refused(command, flag, value, capsys):
 
 def test_a_model_of_another_task_answers_if_it_knows_the_markers(data, tmp_path):
     def answer(data, *more):
-        words = (
-            "--user-dir fairseq_inf --task long_sequence_lm --arch transformer_xl_lm "
-            "--decoder-layers 1 --decoder-embed-dim 16 --stm-length 8 --optimizer adam "
-            f"--stream-layout documents --tokens-per-sample {L}"
-        ).split()
-        args = options.parse_args_and_arch(options.get_training_parser(), [str(data), *words])
-        cfg = convert_namespace_to_omegaconf(args)
-        task = tasks.setup_task(cfg.task)
-        path = tmp_path / "checkpoint.pt"
-        save_checkpoint(path, cfg, task, task.build_model(cfg.model), data)
+        words = Dictionary.load(str(data / "dict.txt"))
+        settings = {"decoder_layers": 1, "decoder_embed_dim": 16, "stm_length": 8}
+        task = LongSequenceLMConfig(
+            "long_sequence_lm", data=str(data), tokens_per_sample=L, stream_layout="documents"
+        )
+        path, kind = tmp_path / "checkpoint.pt", TransformerXLLM
+        save_checkpoint(path, build(kind, settings, words), settings, task, words)
         args = [data, "--path", path, "--cpu", "--answered", 0, "--output", tmp_path / "out.json"]
         return called(evaluate, *args, *more)
 
@@ -635,10 +633,7 @@ def test_a_talk_ends_with_the_input_and_says_why(trained, data, tmp_path, monkey
     assert str(document) in called(chat, *args)[1]
 
 
-def test_the_table_pools_the_seeds_and_compares_with_the_host(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from fairseq_inf.dialogue.experiment import report
-
+def test_the_table_pools_the_seeds_and_compares_with_the_host():
     draw = np.random.default_rng(0)
 
     def result(config, seed, gain, without):

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import runs  # type: ignore
 
 from fairseq_inf.analysis.report import table
+from fairseq_inf.errors import plain_errors
+from fairseq_inf.experiments import runs
 
 from .facts import QUESTIONS
 from .scores import MEASURES, bootstrap, compare
@@ -43,39 +44,18 @@ PAPER = {
 Result = dict[str, Any]
 
 
-def work(args: argparse.Namespace, row: Any, seed: int) -> Result:
-    """Train and test one row, or what an earlier call has left."""
-    folder = row.folder(args.out, seed)
-    bare, first = row.config.stem.endswith(WITHOUT), seed == args.seeds[0]
-    answered, facts = args.answered if first else 0, args.facts and first and not bare
-    data = args.without if bare else args.data
-    asked = {
-        "--data": data,
-        "--host": args.host,
-        "--conversations": args.conversations,
-        "--answered": answered,
-        "--bf16": args.bf16,
-        "--facts": facts,
-        "overrides": row.overrides,
-        "config": [x.read_text() for x in (row.config, *sorted(row.config.parent.glob("_*.yaml")))],
-    }
-
-    def measure() -> Result:
-        overrides = [f"checkpoint.finetune_from_model='{args.host}'", *row.overrides]
-        seconds = runs.train(row.config, data, seed, folder, overrides, args.threads, args.cpu)
-        more = ["--facts"] * facts
-        if first and row.name == args.shown:
-            more += ["--examples", str(folder / "examples.md")]
-        answers = evaluate(args, data, folder, "answers", answered, *more)
-        result = {"config": row.name, "seed": seed, "seconds": seconds}
-        result |= {name: answers[name] for name in ("statistics", "facts")}
-        result["ppl"] = answers["measures"]["ppl"]["value"]
-        if first and not bare:
-            other = evaluate(args, args.without, folder, "without", 0)
-            result["without"] = other["measures"]["ppl"]["value"]
-        return result
-
-    return runs.once(folder, asked, measure)
+def measure(args: argparse.Namespace, first: bool, row: runs.Row, folder: Path) -> Result:
+    """Test a row that has been trained in a folder.  first: with the first seed"""
+    how = ["--facts"] * (args.facts and first and row.data != args.without)
+    if first and row.name == args.shown:
+        how += ["--examples", str(folder / "examples.md")]
+    answers = evaluate(args, row.data, folder, "answers", args.answered if first else 0, *how)
+    result = {name: answers[name] for name in ("statistics", "facts")}
+    result["ppl"] = answers["measures"]["ppl"]["value"]
+    if first and row.data != args.without:
+        other = evaluate(args, args.without, folder, "without", 0)
+        result["without"] = other["measures"]["ppl"]["value"]
+    return result
 
 
 def evaluate(
@@ -101,7 +81,7 @@ def pooled(results: Sequence[Result]) -> dict[str, np.ndarray]:
     return {name: np.sum([x for x in xs if x], axis=0) for name, xs in by_seed.items() if any(xs)}
 
 
-def report(results: Sequence[Result], rows: Sequence[Any], seeds: Sequence[int]) -> str:
+def report(results: Sequence[Result], rows: Sequence[runs.Row], seeds: Sequence[int]) -> str:
     """-> the table, and which differences from the host are more than chance"""
     asked = [kind for kind in QUESTIONS if any(kind in r["facts"] for r in results)]
     head = ["model", "perplexity", "by seed", "without document"]
@@ -151,12 +131,24 @@ def main() -> None:
     for flag, path in (("--without", Path(args.without) / "dict.txt"), ("--host", Path(args.host))):
         if not path.is_file():
             parser.error(f"{flag}: {path} does not exist")
-    args.threads, args.shown = runs.threads_each(args.jobs), rows[-1].name
-    results = runs.side_by_side(
-        args.jobs,
-        [partial(work, args, row, seed) for seed in args.seeds for row in rows],
-        lambda result: f"{result['config']} seed {result['seed']}: {result['ppl']:.2f}",
-    )
+    args.shown = rows[-1].name
+    for row in rows:
+        row.overrides = [f"checkpoint.finetune_from_model='{args.host}'", *row.overrides]
+        if row.config.stem.endswith(WITHOUT):
+            row.data = args.without
+    calls = []
+    for seed in args.seeds:
+        first = seed == args.seeds[0]
+        asked = {"--conversations": args.conversations, "--bf16": args.bf16}
+        asked |= {"--answered": args.answered if first else 0, "--facts": args.facts and first}
+        test = partial(measure, args, first)
+        calls += [partial(runs.work, args, Path(args.out), row, seed, test, asked) for row in rows]
+    with plain_errors("fairseq_inf.dialogue.experiment"):
+        results = runs.side_by_side(
+            args.jobs,
+            calls,
+            lambda result: f"{result['config']} seed {result['seed']}: {result['ppl']:.2f}",
+        )
     text = report(results, rows, args.seeds)
     (Path(args.out) / "table.md").write_text(text + "\n")
     examples = rows[-1].folder(args.out, args.seeds[0]) / "examples.md"
