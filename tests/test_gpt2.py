@@ -422,7 +422,7 @@ def test_a_frozen_host_stays_and_its_memory_learns(small, data, tmp_path):
     after = load(tmp_path / "checkpoint_last.pt")["model"]
     for name, x in before.items():
         assert torch.equal(x, after[name]), name
-    assert after["decoder.layers.1.memory.output.weight"].abs().max() > 0
+    assert after["decoder.layers.1.memory.reader.output.weight"].abs().max() > 0
     convert("--back", tmp_path / "checkpoint_last.pt", tmp_path / "hf", "--dict", data / "dict.txt")
     one, two = (load_file(f / "model.safetensors") for f in (small / "hf", tmp_path / "hf"))
     assert all(torch.equal(one[key], two[key]) for key in one)
@@ -477,7 +477,7 @@ def test_each_group_has_its_own_learning_rate_and_resumes_exactly(small, data, t
     parts = run(tmp_path / "parts", 12)
     for name, x in whole["model"].items():
         assert torch.equal(x, parts["model"][name]), name
-    moved = whole["model"]["decoder.layers.0.memory.output.weight"].abs().max()
+    moved = whole["model"]["decoder.layers.0.memory.reader.output.weight"].abs().max()
     host = "decoder.layers.0.inner.weight"
     before = load(small / "gpt2" / "checkpoint.pt")["model"][host]
     assert 0 < (whole["model"][host] - before).abs().max() <= 12.1 * 5e-5 < moved <= 12.1 * 2.5e-4
