@@ -27,7 +27,7 @@ class SettingError(ValueError):
         return self.told({})
 
 
-MENDABLE = (Failure, OSError, ValueError)
+MENDABLE = (Failure, OSError, ValueError, MemoryError)
 
 
 def wants_traceback() -> bool:
@@ -48,6 +48,8 @@ def plain_errors(command: str) -> Iterator[None]:
         said = str(error)
         if isinstance(error, OSError) and error.strerror:
             said = f"{error.filename or 'a file'} cannot be used: {error.strerror}"
+        if isinstance(error, MemoryError):
+            said = "out of memory"
         sys.exit(f"{command}: {said}")
 
 

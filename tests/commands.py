@@ -19,39 +19,64 @@ context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["fairseq.tasks", "fairseq.models", "fairseq.criterions"])
 
 
-def main(name):
+def command(name):
     [entry] = importlib.metadata.entry_points(group="console_scripts", name=name)
     return entry.load()
 
 
-def call(name, *args, limit=None):
-    """In this process; errors come through.  limit: bytes that a file may have.
-    -> what it printed"""
-    printed, (soft, hard) = io.StringIO(), resource.getrlimit(resource.RLIMIT_FSIZE)
-    # by another name fairseq's commands leave the hook for errors as it is
-    with mock.patch("sys.argv", [name.removeprefix("fairseq-"), *map(str, args)]):
-        with contextlib.redirect_stdout(printed):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft if limit is None else limit, hard))
-            try:
-                main(name)()
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    return printed.getvalue()
+def enter(main, *words):
+    """The main function of a command in this process.  words: of sys.argv"""
+    disabled = logging.root.manager.disable
+    with mock.patch("sys.argv", [str(word) for word in words]):
+        logging.disable(logging.NOTSET)
+        try:
+            main()
+        finally:
+            logging.disable(disabled)  # some commands turn logs off
 
 
-def refusal(name, *args, **kwargs):
+def refused(main, *words):
     """-> the one sentence that it ends in"""
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            call(name, *args, **kwargs)
+            enter(main, *words)
     except SystemExit as stopped:
         said = stopped.code if isinstance(stopped.code, str) else errors.getvalue().splitlines()[-1]
         assert stopped.code and "\n" not in said, said
         return said
     except (ValueError, OSError, FloatingPointError) as error:  # shown by a hook in fairseq's
         return str(error)
-    raise AssertionError(f"{name} {args} was not refused")
+    raise AssertionError(f"{words} was not refused")
+
+
+def call(name, *args):
+    """A command by its name.  -> what it printed"""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        enter(command(name), argv0(name), *args)
+    return printed.getvalue()
+
+
+def refusal(name, *args):
+    with contextlib.redirect_stdout(io.StringIO()):
+        return refused(command(name), argv0(name), *args)
+
+
+def argv0(name):
+    """By another name fairseq's commands leave the hook for errors as it is."""
+    return name.removeprefix("fairseq-")
+
+
+@contextlib.contextmanager
+def room_for(size):
+    """Inside, a file may have that many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def _run(name, args, env, folder, printed, errors, typed):
@@ -67,7 +92,7 @@ def _run(name, args, env, folder, printed, errors, typed):
     logging.root.handlers.clear()
     sys.argv = [name, *args]
     try:
-        sys.exit(main(name)())
+        sys.exit(command(name)())
     except Exception:
         sys.excepthook(*sys.exc_info())
         sys.exit(1)

@@ -1,6 +1,3 @@
-import contextlib
-import io
-import logging
 import os
 import pathlib
 import random
@@ -107,24 +104,6 @@ def result(printed):
 
 def load(path):
     return torch.load(path, weights_only=True)
-
-
-def call(main, *args):
-    """The main function of a command in this process, which saves its start."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", [str(word) for word in args])
-        patch.setattr(logging.root.manager, "disable", 0)  # undone, whatever it sets
-        main()
-
-
-def refused(main, *args):
-    """-> the last line that it fails with"""
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), pytest.raises(SystemExit) as stopped:
-        call(main, *args)
-    assert stopped.value.code
-    code = stopped.value.code
-    return code if isinstance(code, str) else said.getvalue().strip().splitlines()[-1]
 
 
 @pytest.fixture

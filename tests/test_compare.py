@@ -5,7 +5,8 @@ import re
 import time
 
 import pytest
-from conftest import ROOT, call, refused
+from commands import enter, refused
+from conftest import ROOT
 
 from fairseq_inf.experiments import compare
 from fairseq_inf.experiments.runs import side_by_side
@@ -23,7 +24,7 @@ def test_compare_trains_evaluates_and_prints_a_table(data_bin, tmp_path, forked,
         --seeds 1 --out""".split()
         + [tmp_path]
     )
-    call(compare.main, *options)
+    enter(compare.main, *options)
     printed = capsys.readouterr().out
     rows = re.findall(r"^\| (transformer xl|infinite former) \| ([\d.]+) \|", printed, re.M)
     assert [name for name, _ in rows] == ["transformer xl", "infinite former"]
@@ -32,7 +33,7 @@ def test_compare_trains_evaluates_and_prints_a_table(data_bin, tmp_path, forked,
     assert "infinite_former against transformer_xl" in printed
     (tmp_path / "infinite_former" / "seed1" / "checkpoint_last.pt").unlink()
     assert "has another --split" in refused(compare.main, *options, "--split", "valid")
-    call(compare.main, *options)  # nothing is run twice
+    enter(compare.main, *options)  # nothing is run twice
     assert capsys.readouterr().out.split("\n\n")[1:] == printed.split("\n\n")[1:]
 
 

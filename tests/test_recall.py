@@ -10,7 +10,8 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import MODEL, ROOT, call, fairseq, load, refused
+from commands import enter, refused
+from conftest import MODEL, ROOT, fairseq, load
 from fairseq.data import Dictionary
 from lines import TINY, TRAIN, L, build, last, likeliest, lines_of, streams
 
@@ -37,7 +38,7 @@ K, V, T = 6, 5, 61
 
 
 def prepare(folder, *args):
-    call(main, "recall", folder, *args)
+    enter(main, "recall", folder, *args)
 
 
 OPTIONS = ["--keys", K, "--values", V, "--length", T, "--fillers", 0.2]
@@ -170,7 +171,7 @@ def test_the_same_seed_gives_the_same_files_and_another_seed_others(data, tmp_pa
 
 
 def test_bad_options_are_refused_in_one_sentence(data, tmp_path):
-    assert "is there already" in refused(main, "recall", data)
+    assert "exists already" in refused(main, "recall", data)
     for args, said in (
         (("--keys", 1), "--keys must be at least 2, got 1"),
         (("--length", 4), "--length must be at least 5, got 4"),
@@ -346,7 +347,7 @@ def test_prepare_takes_the_options_of_the_generator(tmp_path):
     assert done.returncode == 0, done.stderr
     assert [len(line) for line in lines_of(tmp_path / "bin", "train")] == [20] * 3
     again = subprocess.run(script, cwd=ROOT, env=env, text=True, capture_output=True)
-    assert again.returncode == 0 and "is there already" in again.stdout
+    assert again.returncode == 0 and "exists already" in again.stdout
 
 
 # the experiment
@@ -361,7 +362,7 @@ def test_one_run_is_trained_tested_and_not_run_again(data, tmp_path, forked, cap
     folder = tmp_path / "transformer_xl" / "seed1"
 
     def run():
-        call(figure.run, "recall", *words)
+        enter(figure.run, "recall", *words)
         assert "| transformer xl |" in capsys.readouterr().out
         return json.loads((folder / "result.json").read_text())
 
@@ -376,7 +377,7 @@ def test_one_run_is_trained_tested_and_not_run_again(data, tmp_path, forked, cap
     assert (folder / "train.log").read_text() == before
     said = "has another overrides: choose another --out"
     with pytest.raises(Failure, match=said):
-        call(figure.run, "recall", *words[:-1])
+        enter(figure.run, "recall", *words[:-1])
 
 
 def experiment(data, out):

@@ -13,17 +13,8 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import (
-    MODEL,
-    ROOT,
-    call,
-    fairseq,
-    finish,
-    load,
-    refused,
-    start_training,
-    tool,
-)
+from commands import enter, refused
+from conftest import MODEL, ROOT, fairseq, finish, load, start_training, tool
 from fairseq.data import indexed_dataset
 from lines import TINY, TRAIN, L, build, last, likeliest, lines_of, streams
 
@@ -47,7 +38,7 @@ V, T = 5, 30
 
 
 def prepare(folder, *args):
-    call(main, "sorting", folder, *args)
+    enter(main, "sorting", folder, *args)
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +150,7 @@ def test_the_same_seed_gives_the_same_files_and_another_seed_others(data, tmp_pa
 
 def test_bad_sizes_and_folders_are_refused_in_one_sentence(data, tmp_path):
     before = {path.name: path.read_bytes() for path in data.iterdir()}
-    assert "is there already" in refused(main, "sorting", data, "--length", 9)
+    assert "exists already" in refused(main, "sorting", data, "--length", 9)
     assert {path.name: path.read_bytes() for path in data.iterdir()} == before
     for args, said in (
         (("--length", 0), "--length must be at least 1, got 0"),
@@ -436,7 +427,7 @@ def test_prepare_makes_a_folder_for_each_length(tmp_path):
         folder = tmp_path / "bin" / f"sorting-{length}"
         assert [len(line) for line in lines_of(folder, "train")] == [length + 1 + 4] * 3
     again = subprocess.run(script, cwd=ROOT, env=env, text=True, capture_output=True)
-    assert again.returncode == 0 and again.stdout.count("is there already") == 2
+    assert again.returncode == 0 and again.stdout.count("exists already") == 2
 
 
 # the experiment
@@ -454,7 +445,7 @@ def experiment(monkeypatch, tmp_path):
     folders = ["--data", tmp_path / "data", "--out", tmp_path / "out"]
 
     def run(figure, *words):
-        call(lambda: figures.run(figure), figure, *TINY, *folders, "--cpu", *words)
+        enter(lambda: figures.run(figure), figure, *TINY, *folders, "--cpu", *words)
 
     return run
 

@@ -4,7 +4,6 @@ import gc
 import logging
 import os
 import re
-import resource
 import signal
 import stat
 import subprocess
@@ -237,13 +236,8 @@ def test_a_memory_is_written_to_files_only_and_through_links(hub, tmp_path):
 def test_a_memory_that_has_no_room_leaves_nothing(hub, tmp_path):
     hub.read("word1 word2").save(tmp_path / "memory")
     before = (tmp_path / "memory").read_bytes()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    try:
-        with pytest.raises(OSError, match="cannot be written.*File too large"):
-            hub.read("word1 word2").save(tmp_path / "memory")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with commands.room_for(1000), pytest.raises(OSError, match="cannot be written.*too large"):
+        hub.read("word1 word2").save(tmp_path / "memory")
     assert (tmp_path / "memory").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
 
 

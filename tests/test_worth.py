@@ -4,7 +4,8 @@ import subprocess
 
 import commands
 import pytest
-from conftest import ROOT, call, refused
+from commands import enter, refused
+from conftest import ROOT
 from test_pretrained import KINDS, convert, hugging_face
 
 from fairseq_inf.experiments import looks, worth
@@ -27,7 +28,7 @@ def test_the_worth_of_an_untrained_memory_and_what_is_looked_at_are_measured(tmp
 
     def measure(*rows):
         words = [word for row in rows for word in ("--memory", row)]
-        call(worth.main, "worth", *own, "--tokens", 70, "--context", 16, *words)
+        enter(worth.main, "worth", *own, "--tokens", 70, "--context", 16, *words)
         return [line.split() for line in capsys.readouterr().out.splitlines()]
 
     first = measure("{}", "{'stm_length': 0, 'ltm_pick': 1}")
@@ -38,7 +39,7 @@ def test_the_worth_of_an_untrained_memory_and_what_is_looked_at_are_measured(tmp
     assert first[5][4] != first[4][2], "the books differ"
     assert first[:4] == second[:4] and first[4][:6] == second[4][:6]
 
-    call(looks.main, "looks", *own, "--tokens", 55, "--context", 40)
+    enter(looks.main, "looks", *own, "--tokens", 55, "--context", 40)
     *layers, every = capsys.readouterr().out.splitlines()[2:]
     assert len(layers) == 2 and every.startswith("| all |")
     for row in (*layers, every):

@@ -22,8 +22,9 @@ import torch
 from fairseq.data import Dictionary
 from tqdm import tqdm
 
+from fairseq_inf.data.binary import binarize
 from fairseq_inf.data.streams import SegmentBatches, Spans, StreamDataset
-from fairseq_inf.data.synthetic import SPLITS, binarize, check_least, make_folder
+from fairseq_inf.experiments.synthetic import SPLITS, check_least, make_folder
 
 FILLER = "."
 HOT = "h"  # how hot keys begin

@@ -17,8 +17,9 @@ import numpy as np
 from fairseq.data import Dictionary
 from tqdm import tqdm
 
+from fairseq_inf.data.binary import binarize
 from fairseq_inf.data.streams import StreamDataset
-from fairseq_inf.data.synthetic import SPLITS, binarize, check_least, make_folder
+from fairseq_inf.experiments.synthetic import SPLITS, check_least, make_folder
 
 SEPARATOR = "<sep>"
 SUMMARY = "sorting.json"  # of a data-bin: what it was made with

@@ -23,7 +23,6 @@ from fairseq import checkpoint_utils
 
 from fairseq_inf.analysis.regression import regression_error
 from fairseq_inf.analysis.report import pyplot, save, table, write_csv
-from fairseq_inf.data.synthetic import make_folder
 from fairseq_inf.errors import Failure
 from fairseq_inf.experiments.runs import (
     Result,
@@ -35,6 +34,7 @@ from fairseq_inf.experiments.runs import (
     sub_commands,
     validate,
 )
+from fairseq_inf.experiments.synthetic import make_folder
 
 from . import data
 from .data import SUMMARY, chance_accuracy, draw, oracle_accuracy

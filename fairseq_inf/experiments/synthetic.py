@@ -9,10 +9,6 @@ from typing import Any
 from fairseq_inf.errors import plain_errors
 from fairseq_inf.files import whole_folder
 
-from .binary import binarize
-
-__all__ = ["SPLITS", "binarize", "check_least", "make_folder"]
-
 SPLITS = ("train", "valid", "test")
 
 
