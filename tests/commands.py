@@ -3,6 +3,7 @@ what needs none, as a refusal or a conversion, in this one."""
 
 import atexit
 import contextlib
+import faulthandler
 import importlib.metadata
 import io
 import logging
@@ -87,6 +88,7 @@ def _run(name, args, env, folder, printed, errors, typed):
     for stream, path in ((1, printed), (2, errors)):
         with open(path, "a") as file:
             os.dup2(file.fileno(), stream)
+    faulthandler.enable()  # says what an abort was at
     # as in a process that was started for the command alone
     multiprocessing.set_start_method(None, force=True)
     logging.root.handlers.clear()
@@ -100,10 +102,30 @@ def _run(name, args, env, folder, printed, errors, typed):
         atexit._run_exitfuncs()  # multiprocessing leaves them out
 
 
+class Started:
+    """A command that runs in a process of its own."""
+
+    def __init__(self, name, args, folder):
+        self.printed = tempfile.NamedTemporaryFile("r")
+        self.process = _process(name, args, folder, self.printed.name, self.printed.name)
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def kill(self):
+        self.process.kill()
+        self.process.join()
+
+    def finish(self):
+        """Wait for it.  -> exit code, what it printed"""
+        self.process.join()
+        return self.process.exitcode, self.printed.read()
+
+
 def run(name, args, folder):
     """-> exit code, what it printed"""
-    with tempfile.NamedTemporaryFile("r") as printed:
-        return start(name, args, folder, printed.name, printed.name), printed.read()
+    return Started(name, args, folder).finish()
 
 
 def run_apart(name, args, folder, typed=b""):
@@ -116,10 +138,15 @@ def run_apart(name, args, folder, typed=b""):
 
 
 def start(name, args, folder, printed, errors, typed=os.devnull):
-    words = [str(word) for word in args]
-    process = context.Process(
-        target=_run, args=(name, words, dict(os.environ), str(folder), printed, errors, typed)
-    )
-    process.start()
+    """-> exit code"""
+    process = _process(name, args, folder, printed, errors, typed)
     process.join()
     return process.exitcode
+
+
+def _process(name, args, folder, printed, errors, typed=os.devnull):
+    words = [str(word) for word in args]
+    given = (name, words, dict(os.environ), str(folder), printed, errors, typed)
+    process = context.Process(target=_run, args=given)
+    process.start()
+    return process

@@ -62,34 +62,24 @@ def free_port():
 
 def start_training(args, world, rows):
     """fairseq-train as `world` processes, which share the rows.  -> the processes"""
-    command = [tool("train"), *args, "--batch-size", rows // world]
+    args = [*args, "--batch-size", rows // world]
     if world > 1:
-        command += [
+        args += [
             "--distributed-world-size", world, "--distributed-no-spawn",
             "--distributed-backend", "gloo",
             "--distributed-init-method", f"tcp://127.0.0.1:{free_port()}",
             "--ddp-backend", "legacy_ddp",
         ]  # fmt: skip
     ranks = [["--distributed-rank", rank] if world > 1 else [] for rank in range(world)]
-    return [
-        subprocess.Popen(
-            [str(word) for word in [*command, *rank]],
-            cwd=ROOT,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONFAULTHANDLER": "1"},  # says what an abort was at
-        )
-        for rank in ranks
-    ]
+    return [commands.Started("fairseq-train", [*args, *rank], ROOT) for rank in ranks]
 
 
 def finish(processes):
     """Wait for all of them.  -> what each has printed"""
-    printed = [process.communicate()[0] for process in processes]
-    for process, text in zip(processes, printed, strict=True):
-        assert process.returncode == 0, text[-3000:]
-    return printed
+    ended = [process.finish() for process in processes]
+    for code, text in ended:
+        assert code == 0, text[-3000:]
+    return [text for _, text in ended]
 
 
 def evaluate(data, checkpoint, *args, ok=True):
