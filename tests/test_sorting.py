@@ -33,6 +33,7 @@ from fairseq_inf.experiments.sorting.data import (
     oracle_accuracy,
     sort,
 )
+from fairseq_inf.models import InfiniteFormerLM
 
 V, T = 5, 30
 
@@ -413,6 +414,13 @@ def test_what_is_not_for_sorting_is_refused_in_one_sentence(data, data_bin, sort
     )
     assert "prompt 0 must end with <sep>" in done.stderr
     assert "D-1" in done.stdout and "D-0" not in done.stdout
+
+
+@pytest.mark.slow
+def test_the_hub_takes_a_model_that_sorts(sorted_run):
+    data, own, _ = sorted_run
+    hub = InfiniteFormerLM.from_pretrained(str(own[1].parent), own[1].name, str(data))
+    assert hub.generate("1 0 1 1 0 1 1 1 1 1 1 1 1 0 1 <sep>", max_tokens=2).split()[0] == "1"
 
 
 @pytest.mark.slow
