@@ -9,8 +9,10 @@ import argparse
 import hashlib
 import sys
 import sysconfig
-import tempfile
 from pathlib import Path
+
+from fairseq_inf.errors import plain_errors
+from fairseq_inf.files import whole_folder
 
 TEST_FOLDERS = {"test", "tests", "idle_test"}
 SMALLEST_MODULE = 200  # bytes
@@ -41,27 +43,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path, help="folder to write, new or empty")
     output = parser.parse_args().output
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        sys.exit(f"{output} exists already: remove it or choose another output folder.")
     stdlib = Path(sysconfig.get_paths()["stdlib"])
-    counts = {}
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as temporary:
-            corpus = Path(temporary, "corpus")
-            for split in ("train", "validation", "test"):
-                Path(corpus, split).mkdir(parents=True)
-                counts[split] = [0, 0]
-            for name, text in modules(stdlib):
-                split = split_of(name)
-                Path(corpus, split, f"{name}.txt").write_bytes(text.encode())
-                counts[split][0] += 1
-                counts[split][1] += len(text.encode())
-            if not counts["train"][0]:
-                sys.exit(f"{stdlib} holds no modules: run this with a Python that has its source.")
-            corpus.replace(output)
-    except OSError as error:
-        sys.exit(f"{output} cannot be written ({error}): choose another output folder.")
+    counts = {split: [0, 0] for split in ("train", "validation", "test")}
+    with plain_errors("stdlib_corpus"), whole_folder(output) as folder:
+        for split in counts:
+            (folder / split).mkdir()
+        for name, text in modules(stdlib):
+            split, written = split_of(name), text.encode()
+            (folder / split / f"{name}.txt").write_bytes(written)
+            counts[split][0] += 1
+            counts[split][1] += len(written)
+        if not counts["train"][0]:
+            sys.exit(f"{stdlib} holds no modules: run this with a Python that has its source.")
     for split, (documents, size) in counts.items():
         print(f"{split:10} {documents:4} modules {size / 1e6:6.2f} MB")
 

@@ -6,10 +6,11 @@ articles of a split, one after another, are the very text.
 
 import argparse
 import re
-import shutil
 import sys
-import tempfile
 from pathlib import Path
+
+from fairseq_inf.errors import plain_errors
+from fairseq_inf.files import whole_folder
 
 HEADING = re.compile(r"(?m)^ *\n(?P<heading> = (?!= ).*(?<! =) = \n)(?= *\n)")
 
@@ -36,31 +37,19 @@ def main():
     found = {split: find(args.input, split) for split in ("train", "valid", "test")}
     if not any(found.values()):
         sys.exit(f"{args.input} has no wiki.train.raw or wiki.train.tokens, nor of valid or test")
-    if args.output.exists():
-        sys.exit(f"{args.output} exists already: remove it, or name another folder")
-    parent = args.output.absolute().parent
-    scratch = None
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{args.output.name}.", dir=parent))
+    with plain_errors("split_wikitext"), whole_folder(args.output) as folder:
         for split, path in found.items():
             if path is None:
                 print(f"{args.input} has no {split} split")
                 continue
-            (scratch / split).mkdir()
-            parts = articles(path.read_bytes().decode("utf-8"))
+            (folder / split).mkdir()
+            try:
+                parts = articles(path.read_bytes().decode("utf-8"))
+            except UnicodeDecodeError:
+                sys.exit(f"{path} is not UTF-8: fetch it again")
             for number, part in enumerate(parts):
-                (scratch / split / f"{number:05}.txt").write_bytes(part.encode("utf-8"))
+                (folder / split / f"{number:05}.txt").write_bytes(part.encode("utf-8"))
             print(f"{split}: {len(parts):,} articles")
-        scratch.chmod(0o755)
-        scratch.rename(args.output)
-    except UnicodeDecodeError:
-        sys.exit(f"{path} is not UTF-8: fetch it again")
-    except OSError as error:
-        sys.exit(f"{args.output} cannot be written: {error.strerror}")
-    finally:
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
 
 
 if __name__ == "__main__":
