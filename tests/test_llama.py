@@ -1,13 +1,12 @@
 """Llama as a host: parity with Hugging Face's and with a naive one, settings, commands."""
 
-import argparse
 import functools
 
 import naive
 import pytest
 import torch
 from conftest import train
-from fairseq.models import ARCH_CONFIG_REGISTRY
+from fairseq.models import ARCH_MODEL_REGISTRY
 from test_decoder import assert_equal
 from test_generation import assert_tokens_one_by_one
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -15,7 +14,7 @@ from zoo import MEMORIES, make_model, stream, text
 
 from fairseq_inf.models import InfiniteFormerLM
 from fairseq_inf.models.generation import new_reading
-from fairseq_inf.models.hosts import HOSTS
+from fairseq_inf.models.hosts import LlamaDecoder
 from fairseq_inf.modules import RMSNorm
 
 llama = functools.partial(make_model, host="llama")
@@ -80,7 +79,9 @@ SMALL = {
     "stm_length": 0,
     "sink_tokens": 0,
 }
-SMOL = HOSTS["llama"].architectures["llama"]
+SIZES_OF = ("layers", "embed_dim", "ffn_embed_dim", "attention_heads", "key_heads", "positions")
+SMOL = {f"decoder_{name}": getattr(LlamaDecoder.Config, f"decoder_{name}") for name in SIZES_OF}
+SMOL |= {"rope_theta": 100000.0, "norm_eps": 1e-5}
 
 
 @pytest.mark.parametrize(
@@ -179,26 +180,22 @@ def test_tokens_one_by_one_of_heads_that_share_keys(name, host, whole, monkeypat
 # settings
 
 
-@pytest.mark.parametrize("memory", ["infinite_former_lm", "compressive_transformer_lm", None])
-def test_every_memory_has_an_architecture_of_smollm2(memory):
-    args = argparse.Namespace(decoder_layers=4)
-    ARCH_CONFIG_REGISTRY[f"{memory}_llama" if memory else "llama_lm"](args)
-    assert vars(args) == {**SMOL, "decoder_host": "llama", "decoder_layers": 4}
+@pytest.mark.parametrize(
+    "arch", ["infinite_former_lm_llama", "selective_memory_lm_llama", "llama_lm"]
+)
+def test_every_memory_has_an_architecture_of_smollm2(arch):
+    config = ARCH_MODEL_REGISTRY[arch].config()
+    assert {name: getattr(config, name) for name in SMOL} == SMOL
 
 
 @pytest.mark.parametrize(
     "kwargs,flag",
     [
         ({"decoder_key_heads": 3}, "--decoder-key-heads 3 must divide --decoder-attention-heads 2"),
-        ({"decoder_key_heads": 0}, "--decoder-key-heads 0"),
+        ({"decoder_key_heads": 0}, "--decoder-key-heads must be at least 1, got 0"),
         ({"decoder_embed_dim": 18}, "--decoder-embed-dim 18 over --decoder-attention-heads 2"),
-        ({"rope_theta": 0.0}, "--rope-theta must be above 0"),
-        ({"norm_eps": -1.0}, "--norm-eps must be above 0"),
-        ({"slot_spacing": -1.0}, "--slot-spacing must be at least 0"),
-        ({"activation_fn": "relu"}, "--activation-fn is not for Llama"),
-        ({"decoder_post_norm": True}, "--decoder-post-norm is not for Llama"),
-        ({"adaptive_input": True}, "--adaptive-input is not for Llama"),
-        ({"adaptive_softmax_cutoff": "10"}, "--adaptive-softmax-cutoff is not for Llama"),
+        ({"rope_theta": 0.0}, "--rope-theta must be at least"),
+        ({"norm_eps": -1.0}, "--norm-eps must be at least"),
     ],
 )
 def test_bad_settings_name_their_flag(kwargs, flag):
