@@ -426,7 +426,14 @@ def test_a_frozen_host_stays_and_its_memory_learns(small, data, tmp_path):
     convert("--back", tmp_path / "checkpoint_last.pt", tmp_path / "hf", "--dict", data / "dict.txt")
     one, two = (load_file(f / "model.safetensors") for f in (small / "hf", tmp_path / "hf"))
     assert all(torch.equal(one[key], two[key]) for key in one)
-    said = finetune(data, small, tmp_path / "x", "--freeze-host", arch=["--arch", "gpt2_lm"], ok=0)
+    said = finetune(
+        data,
+        small,
+        tmp_path / "x",
+        "--freeze-host",
+        arch=["--arch", "selective_memory_lm_gpt2"],
+        ok=0,
+    )
     assert "--freeze-host leaves nothing to learn" in said
 
 
