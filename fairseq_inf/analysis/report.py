@@ -2,6 +2,7 @@
 
 import csv
 import logging
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,10 @@ def save(plt: Any, figure: Any, *paths: str | Path) -> None:
     """Each in the format that its name ends with."""
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    for path in paths:
-        with whole_file(path) as partial:
-            figure.savefig(partial, format=Path(path).suffix[1:], dpi=150, bbox_inches="tight")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a box stands for it
+        figure.tight_layout()
+        for path in paths:
+            with whole_file(path) as partial:
+                figure.savefig(partial, format=Path(path).suffix[1:], dpi=150, bbox_inches="tight")
     plt.close(figure)
