@@ -31,6 +31,15 @@ def mask():
     os.umask(before)
 
 
+@pytest.fixture
+def deadly():
+    """Signals that kill, as they do unless the tests run under nohup."""
+    before = {kill: signal.signal(kill, signal.SIG_DFL) for kill in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for kill, handler in before.items():
+        signal.signal(kill, handler)
+
+
 @pytest.mark.parametrize("write,mode", [(write_file, 0o640), (write_folder, 0o750)])
 def test_it_has_the_rights_of_any_new_one(tmp_path, mask, write, mode):
     with write(tmp_path / "one") as partial:
@@ -41,7 +50,7 @@ def test_it_has_the_rights_of_any_new_one(tmp_path, mask, write, mode):
 
 @pytest.mark.parametrize("write", [write_file, write_folder])
 @pytest.mark.parametrize("kill", [signal.SIGTERM, signal.SIGHUP, None])
-def test_an_error_or_a_signal_leaves_what_was_there(tmp_path, write, kill):
+def test_an_error_or_a_signal_leaves_what_was_there(tmp_path, deadly, write, kill):
     with write(tmp_path / "one"):
         pass
     before = (tmp_path / "one").stat().st_ino

@@ -347,7 +347,7 @@ def test_prepare_takes_the_options_of_the_generator(tmp_path):
     assert done.returncode == 0, done.stderr
     assert [len(line) for line in lines_of(tmp_path / "bin", "train")] == [20] * 3
     again = subprocess.run(script, cwd=ROOT, env=env, text=True, capture_output=True)
-    assert again.returncode == 0 and "exists already" in again.stdout
+    assert again.returncode == 0 and "is there already" in again.stdout
 
 
 # the experiment

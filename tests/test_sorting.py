@@ -435,7 +435,7 @@ def test_prepare_makes_a_folder_for_each_length(tmp_path):
         folder = tmp_path / "bin" / f"sorting-{length}"
         assert [len(line) for line in lines_of(folder, "train")] == [length + 1 + 4] * 3
     again = subprocess.run(script, cwd=ROOT, env=env, text=True, capture_output=True)
-    assert again.returncode == 0 and again.stdout.count("exists already") == 2
+    assert again.returncode == 0 and again.stdout.count("is there already") == 2
 
 
 # the experiment
