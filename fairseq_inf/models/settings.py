@@ -38,15 +38,14 @@ def resolve(cfg: Any, config: type) -> None:
         value, facts = getattr(cfg, one.name), one.metadata
         if "with" not in facts:
             continue
-        read = True
-        for name, wanted in facts["with"].items():
-            read = str(getattr(cfg, name)) in wanted.split(",")
-            if not read and value is not None:
-                raise ValueError(
-                    f"{flag(one.name)} is not read with {flag(name)} {getattr(cfg, name)}, only "
-                    f"with {wanted.replace(',', ' or ')}: leave it out"
-                )
-        if read and value is None and facts["otherwise"] is not None:
+        blamed = next(_blamed(cfg, one), None)
+        if blamed and value is not None:
+            wanted = facts["with"][blamed].replace(",", " or ")
+            raise ValueError(
+                f"{flag(one.name)} is not read with {flag(blamed)} {getattr(cfg, blamed)}, only "
+                f"with {wanted}: leave it out"
+            )
+        if not blamed and value is None and facts["otherwise"] is not None:
             value = facts["otherwise"]
             setattr(cfg, one.name, value)
         if isinstance(one.type, type) and issubclass(one.type, Enum):
@@ -60,6 +59,18 @@ def resolve(cfg: Any, config: type) -> None:
                 bounds += [f"below {facts['below']}"] * (facts["below"] < math.inf)
                 wanted = " and ".join(bounds) or "a finite number"
                 raise ValueError(f"{flag(one.name)} must be {wanted}, got {value}")
+
+
+def idle(cfg: Any, config: type) -> list[str]:
+    """The settings that others keep from being read."""
+    return [one.name for one in fields(config) if any(_blamed(cfg, one))]
+
+
+def _blamed(cfg: Any, one: Any) -> Iterator[str]:
+    """The settings that keep one from being read."""
+    for name, wanted in one.metadata.get("with", {}).items():
+        if str(getattr(cfg, name)) not in wanted.split(","):
+            yield name
 
 
 def kept_settings(cfg: Any, config: type) -> dict[str, Any]:
