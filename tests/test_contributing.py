@@ -39,10 +39,17 @@ def test_links_lead_to_files_and_headings_that_exist(page):
         assert not anchor or anchor in anchors(found.read_text()), target
 
 
-def test_names_in_the_architecture_are_those_of_the_code():
-    code = "\n".join(path.read_text() for path in ROOT.glob("fairseq_inf/**/*.py"))
-    words = set(re.findall(r"\w+", code))
-    names = re.findall(r"`([A-Za-z_.]+)`", (ROOT / "docs" / "architecture.md").read_text())
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_names_are_those_of_the_code(page):
+    text = (ROOT / page).read_text()
+    examples = re.findall(r"```python.*?```", text, flags=re.S)
+    code = [
+        path.read_text()
+        for name in ("fairseq_inf", "tests")
+        for path in ROOT.glob(f"{name}/**/*.py")
+    ]
+    words = set(re.findall(r"\w+", "\n".join([*code, *examples])))
+    names = re.findall(r"`([A-Za-z_.]+)`", re.sub(r"```.*?```", "", text, flags=re.S))
     assert len(names) > 20
     for name in names:
         assert set(name.split(".")) <= words, name
