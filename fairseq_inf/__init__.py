@@ -6,7 +6,7 @@ on torch alone.
 
 from typing import Any
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 
 def from_pretrained(folder: str, checkpoint: str, data: str, **settings: Any) -> Any:

@@ -77,7 +77,7 @@ $(sed -e 's/^/  /' -e '/---/d' -e 's/ | [0-9,.]* | [0-9.]* |$/ |/' -e 's/ | floa
 What to try next:
   see each word's probability     fairseq-eval-lm $out/bin ... --output-word-probs
   train longer                    UPDATES=3000 bash scripts/quickstart.sh $out-long
-  let it write                    fairseq-interactive: see README.md, "Let it write"
+  let it write                    fairseq-interactive: see docs/generation.md
   models with other memories      --arch transformer_xl_lm, --arch compressive_transformer_lm
   real books                      examples/pg19/README.md
 TEXT
