@@ -9,7 +9,7 @@ EXTRAS = {
     "figures": ["matplotlib"],
     "tensorboard": ["tensorboardX"],
     # transformers 5 imports torchaudio, which fairseq-fixed brings, and which needs CUDA
-    "pretrained": ["transformers>=4.40,<5", "gguf"],
+    "pretrained": ["transformers>=4.40,<5", "gguf", "jinja2"],
 }
 TESTS = ["pytest", "pytest-xdist", "ruff", "mypy", "selenium"]
 

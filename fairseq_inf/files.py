@@ -8,8 +8,23 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from .errors import Failure
+
+
+def open_text(path: str | os.PathLike[str]) -> TextIO:
+    """A text as all commands read one: UTF-8, without a byte-order mark, and each line ends in a
+    line feed whether the file has CRLF, CR or LF."""
+    return open(path, encoding="utf-8-sig", newline=None)
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    try:
+        with open_text(path) as file:
+            return file.read()
+    except UnicodeDecodeError:
+        raise Failure(f"{path} is not UTF-8: convert it") from None
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:

@@ -1,6 +1,8 @@
 """Read once, ask later: a trained model, and the memories that it makes of texts."""
 
 import copy
+import functools
+import itertools
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -18,13 +20,17 @@ from tqdm import tqdm
 
 from fairseq_inf import tasks
 from fairseq_inf.data import LineEncoding, check_words, without_pad
+from fairseq_inf.data.turns import Piece, Turns, load_turns
+from fairseq_inf.files import read_text
 from fairseq_inf.memory import load_state, save_state
 from fairseq_inf.models.generation import Opened, Reading, new_reading, read
 from fairseq_inf.models.memory_lm import MemoryLM
+from fairseq_inf.talk import Talk
 from fairseq_inf.tasks.checkpoints import check_names, open_checkpoint
 
 logger = logging.getLogger(__name__)
 
+CHECKPOINTS = ("checkpoint.pt", "checkpoint_best.pt", "checkpoint_last.pt")
 CHUNK = 1 << 18  # characters that are encoded at a time
 
 import_tasks(tasks.__path__[0], tasks.__name__)  # all that the plugin has
@@ -69,7 +75,7 @@ class MemoryHub(nn.Module):
     ) -> Memory:
         """text: a string, or a pathlib.Path or open file to read in parts.  memory: to go on from.
         -> Memory"""
-        reading = self._reading(memory)
+        reading = self.reading_of(memory)
         for piece in self.pieces(text, progress):
             reading = self._read(reading, piece)
         return Memory(reading, self.fingerprint)
@@ -97,7 +103,40 @@ class MemoryHub(nn.Module):
 
     def read_tokens(self, tokens: Tensor, memory: Memory | None = None) -> Memory:
         """The same for a text's tokens: n.  -> Memory"""
-        return Memory(self._read(self._reading(memory), tokens), self.fingerprint)
+        return Memory(self._read(self.reading_of(memory), tokens), self.fingerprint)
+
+    def read_document(self, document: str | Path, progress: bool = False) -> Memory:
+        """The same behind the words with which this model is given a text to talk about."""
+        tokens = self.tokens_of_document(document)
+        memory = Memory(self._new_reading(), self.fingerprint)
+        bar = tqdm(
+            total=len(tokens), desc="reading", unit=" tokens", disable=not progress, leave=False
+        )
+        with bar:
+            for piece in tokens.split(self.length):
+                memory = self.read_tokens(piece, memory)
+                bar.update(len(piece))
+        return memory
+
+    def tokens_of_document(self, document: str | Path) -> Tensor:
+        """What `read_document` reads."""
+        text = read_text(document) if isinstance(document, Path) else _string(document)
+        name = str(document) if isinstance(document, Path) else "the text"
+        if not text.strip():
+            raise ValueError(f"{name} is empty: there must be something to talk about")
+        tokens = self.tokens_of_pieces(*self.turns.opening, text.strip())
+        self.check(len(tokens), self.unknown(tokens), name)
+        return tokens
+
+    def chat(self, memory: Memory) -> Talk:
+        """A talk about what was read.  `for part in hub.chat(memory).ask("Who is she?")` gives an
+        answer as it comes; memory: of `read_document`, or any other"""
+        return Talk(self, memory)
+
+    @functools.cached_property
+    def turns(self) -> Turns:
+        """How a talk with this model is written."""
+        return load_turns(self.task.cfg.data, self.encoding, self.dictionary)
 
     def load_memory(self, path: str | Path) -> Memory:
         """-> Memory, from a file that `save` wrote with this very model"""
@@ -114,7 +153,7 @@ class MemoryHub(nn.Module):
         the memory and those before it, "score": their mean}"""
         tokens = self.tokens_of(_string(text))
         self.check(len(tokens), self.unknown(tokens), "the text")
-        _, scores = self._read(self._reading(memory), tokens, score=True)
+        _, scores = self._read(self.reading_of(memory), tokens, score=True)
         return {"tokens": tokens, "positional_scores": scores[0], "score": scores[0].mean()}
 
     def generate(
@@ -146,7 +185,7 @@ class MemoryHub(nn.Module):
             tokens[row, : len(text)] = text
         net_input = {"src_tokens": tokens.to(self.device), "src_lengths": lengths}
         if memory is not None:
-            net_input["memory"] = self._reading(memory)
+            net_input["memory"] = self.reading_of(memory)
         out = [self.text_of(x) for x in self._continue(net_input, max_tokens, beam, settings)]
         return out[0] if isinstance(prompt, str) else out
 
@@ -201,6 +240,18 @@ class MemoryHub(nn.Module):
             for i, line in enumerate(lines)
         ]
         return without_pad(torch.cat(encoded), self.dictionary)
+
+    def tokens_of_pieces(self, *pieces: Piece) -> Tensor:
+        """Of texts, none of which is a special token, and of the numbers of tokens between them."""
+        found: list[Tensor] = []
+        special = torch.tensor(sorted(self.turns.special))
+        for is_text, run in itertools.groupby(pieces, lambda piece: isinstance(piece, str)):
+            if is_text:
+                tokens = self.tokens_of("".join(map(str, run)))
+                found.append(tokens.masked_fill(torch.isin(tokens, special), self.dictionary.unk()))
+            else:
+                found.append(torch.tensor(list(run)))
+        return torch.cat(found).long()
 
     def _split(self, line: str) -> str:
         for step in (self.tokenizer, self.bpe):
@@ -268,7 +319,7 @@ class MemoryHub(nn.Module):
     def _new_reading(self) -> Any:
         return new_reading(self.model.decoder, 1, self.length)
 
-    def _reading(self, memory: Memory | None) -> Any:
+    def reading_of(self, memory: Memory | None) -> Any:
         if memory is None:
             return self._new_reading()
         if type(memory) is not Memory:
@@ -334,8 +385,16 @@ def from_pretrained(folder: str, checkpoint: str, data: str, **settings: Any) ->
     return MemoryHub(found["args"], found["task"], model)
 
 
-def open_hub(path: str, data: str, cpu: bool = False, **settings: Any) -> MemoryHub:
-    """The same by the path of a checkpoint, on a GPU if there is one.  cpu: not on a GPU"""
+def open_hub(path: str, data: str | None = None, cpu: bool = False, **settings: Any) -> MemoryHub:
+    """The same by the path of a checkpoint, or of a folder with one, on a GPU if there is one.
+    data: the folder of the checkpoint, if it is not given.  cpu: not on a GPU"""
+    if os.path.isdir(path):
+        names = [name for name in CHECKPOINTS if os.path.isfile(os.path.join(path, name))]
+        if not names:
+            raise FileNotFoundError(f"{path} has no checkpoint: none of {', '.join(CHECKPOINTS)}")
+        path = os.path.join(path, names[0])
     folder, name = os.path.split(os.path.abspath(path))
-    hub = from_pretrained(folder, name, data, **settings)
+    if data is None and not os.path.isfile(os.path.join(folder, "dict.txt")):
+        raise FileNotFoundError(f"{folder} has no dict.txt: name the data-bin by --data")
+    hub = from_pretrained(folder, name, data or ".", **settings)
     return hub.cuda() if torch.cuda.is_available() and not cpu else hub

@@ -17,9 +17,10 @@ ROOMS = {
     "models": {*LOW},
     **{room: {*LOW, *MIDDLE} for room in sorted(MIDDLE)},
     "pretrained": {"memory", "modules", "models", "data", "pretrained"},
+    "talk": {*LOW, *MIDDLE, "hub"},
     **dict.fromkeys(
         ("analysis", "commands", "hub"),
-        {*LOW, *MIDDLE, "pretrained", "analysis", "commands", "hub"},
+        {*LOW, *MIDDLE, "pretrained", "analysis", "commands", "hub", "talk"},
     ),
 }
 GUESTS = ["dialogue", "experiments"]  # import what they like, and are imported by none

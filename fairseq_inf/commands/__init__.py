@@ -17,8 +17,10 @@ def command_line(name: str, text: str, **settings: Any) -> argparse.ArgumentPars
 
 def add_model(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """What commands that read with a model share."""
-    parser.add_argument("--path", required=required, help="checkpoint of the model")
-    parser.add_argument("--data", required=required, help="data-bin that it was trained on")
+    parser.add_argument(
+        "--path", required=required, help="checkpoint of the model, or the folder of an import"
+    )
+    parser.add_argument("--data", help="data-bin that it was trained on (the checkpoint's folder)")
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
 
 
@@ -43,7 +45,7 @@ def check_draws(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
     """What commands that draw answers share: --topp, --max-tokens, --seed."""
     from fairseq_inf.tasks.prompts import LONGEST
 
-    if not 0 < args.topp <= 1:
+    if args.topp is not None and not 0 < args.topp <= 1:
         parser.error(f"--topp must be above 0 and at most 1, got {args.topp}")
     if not 1 <= args.max_tokens <= LONGEST:
         parser.error(f"--max-tokens must be from 1 to {LONGEST:,}, got {args.max_tokens}")

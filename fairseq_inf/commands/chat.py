@@ -1,4 +1,10 @@
-"""fairseq-inf-chat: read a document into the memory, and talk about it in the terminal."""
+"""fairseq-inf-chat: read a document into the memory, and talk about it in the terminal.
+
+    fairseq-inf-chat --path imported/smollm2 --document notes.txt
+    fairseq-inf-chat --path imported/smollm2 --document notes.txt --ask "Where is the ferry?"
+
+with an instruction-tuned model that fairseq-inf-import has left, or one of --task dialogue.
+"""
 
 import argparse
 import logging
@@ -6,59 +12,42 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairseq_inf.commands import check_draws
+from fairseq_inf.commands import add_model, check_draws, command_line
 from fairseq_inf.errors import Failure, plain_errors
 
 if TYPE_CHECKING:
     from fairseq_inf.hub import MemoryHub
 
-DOCUMENT, YOU, ME = MARKERS = ("<doc>", "<speaker1>", "<speaker2>")
-HELP = "/why shows what the last answer looked at in the document, /bye or Ctrl-D ends the talk"
+COMMAND = "fairseq-inf-chat"
+HELP = (
+    "/why shows what the last answer looked at in the document, Ctrl-C stops an answer, /bye or "
+    "Ctrl-D ends the talk"
+)
 
 
 class Chat:
-    """You are <speaker1>, the model is <speaker2>."""
+    """A talk in the terminal."""
 
     def __init__(self, hub: "MemoryHub", document: Path, settings: dict[str, Any]) -> None:
+        self.hub, self.settings = hub, settings
+        self.stream = hub.tokens_of_document(document)  # all that was read
+        self.document, self.answer_at = len(self.stream), 0
+        self.talk = hub.chat(hub.read_document(document, progress=True))
+
+    def say(self, text: str) -> None:
+        """Print the answer as it comes.  Ctrl-C stops it."""
         import torch
 
-        self.hub, self.settings, self.torch = hub, settings, torch
-        words = hub.dictionary
-        for word in MARKERS:
-            if word not in words:
-                raise Failure(f"the model does not know {word}: name one of --task dialogue.")
-        self.marker = {word: torch.tensor([words.index(word)]) for word in MARKERS}
-        self.end = torch.tensor([words.eos()])
-        text = self._text(document)
-        self.memory = hub.read_tokens(self.marker[DOCUMENT])
-        self.memory = hub.read(text, self.memory, progress=True)
-        # all that was read
-        self.stream = torch.cat([self.marker[DOCUMENT], hub.tokens_of(text)])
-        self.document, self.answer_at = len(self.stream), 0
-
-    @staticmethod
-    def _text(document: Path) -> str:
+        answer = self.talk.ask(text, **self.settings)
         try:
-            text = document.read_bytes().decode("utf-8-sig")
-        except UnicodeDecodeError:
-            raise Failure(f"--document {document} is not UTF-8: convert it.") from None
-        if not text.strip():
-            raise Failure(f"--document {document} is empty: there must be something to talk about.")
-        return text
-
-    def _read(self, *parts: Any) -> None:
-        tokens = self.torch.cat(parts)
-        self.memory = self.hub.read_tokens(tokens, self.memory)
-        self.stream = self.torch.cat([self.stream, tokens])
-
-    def say(self, text: str) -> str:
-        """-> the answer"""
-        said = self.hub.tokens_of(f" {text}")
-        self._read(self.marker[YOU], said, self.end, self.marker[ME])
-        [answer] = self.hub.go_on(self.memory.reading, without=MARKERS, **self.settings)
-        self.answer_at = len(self.stream)
-        self._read(answer.cpu())  # with its end
-        return self.hub.text_of(answer).strip()
+            for part in answer:
+                print(part, end="", flush=True)
+            print()
+        except KeyboardInterrupt:
+            print(" …")
+            answer.close()
+        self.answer_at = len(self.stream) + len(self.talk.asked)
+        self.stream = torch.cat([self.stream, self.talk.asked, self.talk.answered])
 
     def why(self) -> str:
         from fairseq_inf.analysis.why import attended, excerpts
@@ -79,8 +68,10 @@ class Chat:
 
 def talk(chat: Chat) -> None:
     while True:
+        print("you: ", end="", flush=True)
+        chat.talk.get_ready()  # while the question is typed
         try:
-            typed = input("you: ").encode("utf-8", "replace").decode()
+            typed = input().encode("utf-8", "replace").decode()
             text = " ".join(typed.split())
         except EOFError:
             print()
@@ -92,21 +83,25 @@ def talk(chat: Chat) -> None:
         elif text.startswith("/"):
             print(HELP)
         elif text:
-            print(f"it:  {chat.say(text)}", flush=True)
+            print("it:  ", end="", flush=True)
+            chat.say(text)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="fairseq-inf-chat", description=__doc__.split(": ")[1])
-    parser.add_argument("--path", required=True, help="checkpoint of a model of --task dialogue")
-    parser.add_argument("--data", required=True, help="data-bin that it was trained on")
+    epilog = __doc__.partition("\n")[2]
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = command_line(COMMAND, __doc__, epilog=epilog, formatter_class=layout)
+    add_model(parser)
     parser.add_argument("--document", required=True, type=Path, help="text to talk about, in UTF-8")
-    parser.add_argument("--topp", type=float, default=0.9, help="nucleus that is drawn from (0.9)")
-    parser.add_argument("--max-tokens", type=int, default=50, help="of an answer (50)")
+    parser.add_argument("--ask", metavar="QUESTION", help="answer this and end")
+    parser.add_argument("--topp", type=float, help="draw from so large a nucleus (the likeliest)")
+    parser.add_argument("--max-tokens", type=int, default=256, help="of an answer (256)")
     parser.add_argument("--seed", type=int, default=1, help="of the draws (1)")
-    parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args()
     if not args.document.is_file():
         parser.error(f"--document {args.document} does not exist or is not a file")
+    if args.ask is not None and not args.ask.strip():
+        parser.error("--ask is empty: it must be a question")
     check_draws(parser, args)
     try:
         import torch
@@ -114,12 +109,17 @@ def main() -> None:
         from fairseq_inf.hub import open_hub
 
         logging.disable(logging.INFO)
-        with plain_errors("fairseq-inf-chat"):
+        with plain_errors(COMMAND):
             hub = open_hub(args.path, args.data, args.cpu)
             torch.manual_seed(args.seed)
-            settings = {"sampling": True, "sampling_topp": args.topp, "max_tokens": args.max_tokens}
+            settings = {"topp": args.topp, "max_tokens": args.max_tokens}
             chat = Chat(hub, args.document, settings)
-            print(f"{chat.document - 1:,} tokens of {args.document} are in the memory.  {HELP}.")
+            if args.ask is not None:
+                for part in chat.talk.ask(" ".join(args.ask.split()), **settings):
+                    print(part, end="", flush=True)
+                print()
+                return
+            print(f"{chat.document:,} tokens of {args.document} have been read.  {HELP}.")
             talk(chat)
     except KeyboardInterrupt:
         print()

@@ -30,6 +30,7 @@ from safetensors.torch import save_file
 
 from fairseq_inf.commands import command_line
 from fairseq_inf.data import dictionary_state
+from fairseq_inf.data.turns import CHAT
 from fairseq_inf.errors import Failure, plain_errors
 from fairseq_inf.files import whole_file, whole_folder
 from fairseq_inf.models.memory_lm import host_of
@@ -86,12 +87,17 @@ def convert(args: argparse.Namespace, flags: list[str], folder: Path) -> str:
         if source.encoding:
             for name, content in source.encoding.items():
                 (folder / name).write_bytes(content)
+            if source.chat:
+                chat = json.dumps({**source.chat, "end": end}, indent=1)
+                (folder / CHAT).write_text(chat + "\n", "utf-8")
             (folder / "documents.json").write_text(json.dumps({"encoding": layout.encoding[0]}))
         save_checkpoint(folder / "checkpoint.pt", model, settings, task, dictionary)
     count = sum(x.numel() for x in model.parameters())
     new = [dictionary[i] for i in (ids == NEW).nonzero().flatten()]
     told = f"\nIt has to learn {', '.join(new)}, which are in {args.dict} only." if new else ""
     shown = " ".join(flag(x) if y is True else f"{flag(x)} {y}" for x, y in sizes.items())
+    if source.chat and kind.has_memory:
+        told += f"\nNext: fairseq-inf-chat --path {args.output} --document FILE"
     return (
         f"wrote {arch} with {count:,} parameters to {args.output}/checkpoint.pt and "
         f"{args.output}/dict.txt\nIts sizes, for fairseq-train: {shown}{told}"

@@ -41,7 +41,7 @@ def parse() -> argparse.Namespace:
     for name, value in given.items():
         if args.trace and value:
             parser.error(f"--trace has been read already: leave {name} out")
-        if not args.trace and not value:
+        if not args.trace and not value and name != "--data":
             parser.error(f"{name} is missing: name it, or a trace by --trace")
     args.named = args.text
     if args.text:

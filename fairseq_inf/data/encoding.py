@@ -1,5 +1,6 @@
 """Text to tokens and back: whole documents, with their line breaks and white space."""
 
+import contextlib
 import json
 import re
 import shutil
@@ -186,6 +187,11 @@ class Tokenizers:
             raise Failure(f"{path} lacks tokens of {self.path}: they do not belong together.")
         return text
 
+    def special(self) -> dict[str, int]:
+        """The tokens that no text has, and their numbers at the model."""
+        added = self.model.get_added_tokens_decoder()
+        return {token.content: number for number, token in added.items() if token.special}
+
     def encode(self, text: str) -> Iterator[list[str]]:
         yield [str(i) for i in self.model.encode(text, add_special_tokens=False).ids]
 
@@ -201,7 +207,9 @@ class Tokenizers:
         return self.model.decode(ids, skip_special_tokens=False)
 
     def save(self, folder: Path) -> None:
-        shutil.copyfile(self.path, folder / "tokenizer.json")
+        for name in ("tokenizer.json", "chat.json"):  # the latter, if there is one
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(self.path.with_name(name), folder / name)
 
 
 def _without_prefix(step: Any) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fairseq_inf.errors import Failure
 
-from .layout import HEAD, Config, Tensors
+from .layout import HEAD, Chat, Config, Tensors
 from .tokenizer_json import byte_level, pieces
 
 FIELDS = {
@@ -51,8 +51,8 @@ def is_gguf(path: Path) -> bool:
         return False
 
 
-def read_gguf(path: Path) -> tuple[Config, Tensors, dict[str, bytes]]:
-    """-> config.json, tensors, files of the encoding: as in a folder of Hugging Face's"""
+def read_gguf(path: Path) -> tuple[Config, Tensors, dict[str, bytes], Chat | None]:
+    """-> config.json, tensors, files of the encoding, chat template: as in Hugging Face's folder"""
     try:
         from gguf import GGUFReader
     except ImportError:
@@ -65,7 +65,7 @@ def read_gguf(path: Path) -> tuple[Config, Tensors, dict[str, bytes]]:
         raise Failure(f"{path} is damaged or cannot be read: fetch it again") from None
 
 
-def _read(reader: Any, path: Path) -> tuple[Config, Tensors, dict[str, bytes]]:
+def _read(reader: Any, path: Path) -> tuple[Config, Tensors, dict[str, bytes], Chat | None]:
     from gguf import dequantize
 
     values = {name: field.contents() for name, field in reader.fields.items()}
@@ -80,7 +80,7 @@ def _read(reader: Any, path: Path) -> tuple[Config, Tensors, dict[str, bytes]]:
     config["model_type"], config["tie_word_embeddings"] = kind, HEAD not in tensors
     config["vocab_size"] = len(tensors["model.embed_tokens.weight"])
     unpermute(tensors, config)
-    return config, tensors, read_encoding(values)
+    return config, tensors, read_encoding(values), read_chat(values)
 
 
 def _rounded(value: Any) -> Any:
@@ -123,3 +123,12 @@ def read_encoding(values: dict[str, Any]) -> dict[str, bytes]:
     }
     make = {"gpt2": byte_level, "llama": pieces}.get(own.get("model", ""))
     return {"tokenizer.json": make(own).encode()} if make else {}
+
+
+def read_chat(values: dict[str, Any]) -> Chat | None:
+    template, words = (values.get(f"tokenizer.{x}") for x in ("chat_template", "ggml.tokens"))
+    if not isinstance(template, str) or words is None:
+        return None
+    numbers = {x: values.get(f"tokenizer.ggml.{x}_token_id") for x in ("bos", "eos")}
+    tokens = {f"{x}_token": "" if i is None else words[i] for x, i in numbers.items()}
+    return {"template": template, "tokens": tokens}

@@ -15,6 +15,7 @@ from .words import ABSENT, NEW
 
 Config = dict[str, Any]  # of config.json
 Tensors = dict[str, Tensor]
+Chat = dict[str, Any]  # {"template": in jinja, "tokens": {"bos_token": .., "eos_token": ..}}
 HEAD = "lm_head.weight"
 
 

@@ -13,11 +13,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fairseq_inf.errors import Failure
+from fairseq_inf.files import read_text
 
 from . import LAYOUTS
 from .gguf_file import is_gguf, read_gguf
-from .layout import Config, Layout, Tensors
+from .layout import Chat, Config, Layout, Tensors
 
+TOKENIZER, TEMPLATE = "tokenizer_config.json", "chat_template.jinja"
 WHOLE, SHARDS, PICKLED = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 
 
@@ -28,20 +30,22 @@ class Source:
     config: Config
     tensors: Tensors
     encoding: dict[str, bytes]  # the files of its encoding by our names, none if it has none
+    chat: Chat | None  # its chat template
 
 
 def read_source(name: str) -> Source:
     path = Path(name)
     if is_gguf(path):
-        config, tensors, encoding = read_gguf(path)
+        config, tensors, encoding, chat = read_gguf(path)
         layout = find_layout(config, path)
-        return Source(path, layout, layout.check(config, path), tensors, encoding)
+        return Source(path, layout, layout.check(config, path), tensors, encoding, chat)
     folder = find_folder(name)
     path = folder / "config.json"
     config = read_json(path, "is it a model of Hugging Face?")
     layout = find_layout(config, path)
     config = layout.check(config, path)
-    return Source(folder, layout, config, read_weights(folder), read_encoding(folder, layout))
+    encoding = read_encoding(folder, layout)
+    return Source(folder, layout, config, read_weights(folder), encoding, read_chat(folder))
 
 
 def find_layout(config: Config, path: Path) -> Layout:
@@ -65,7 +69,7 @@ def find_folder(name: str) -> Path:
             f"{name} is not a folder; to download it from the hub, pip install "
             "'fairseq_inf[pretrained]'"
         ) from None
-    wanted = {"config.json", SHARDS, "*.safetensors"}
+    wanted = {"config.json", SHARDS, "*.safetensors", TOKENIZER, TEMPLATE}
     wanted |= {file for layout in LAYOUTS.values() for file in layout.encoding[1]}
     try:
         return Path(snapshot_download(name, allow_patterns=sorted(wanted)))
@@ -137,3 +141,20 @@ def read_encoding(folder: Path, layout: Layout) -> dict[str, bytes]:
     if not all(path.is_file() for path in files.values()):
         return {}
     return {name: path.read_bytes() for name, path in files.items()}
+
+
+def read_chat(folder: Path) -> Chat | None:
+    """The chat template and the tokens that it names, None if there is none."""
+    path = folder / TOKENIZER
+    found = read_json(path, "") if path.is_file() else {}
+    template = found.get("chat_template")
+    if isinstance(template, list):  # several, by their names
+        named = {x.get("name"): x.get("template") for x in template if isinstance(x, dict)}
+        template = named.get("default")
+    if (folder / TEMPLATE).is_file():
+        template = read_text(folder / TEMPLATE)
+    if not isinstance(template, str):
+        return None
+    tokens = {name: found.get(name) for name in ("bos_token", "eos_token")}
+    tokens = {name: x.get("content") if isinstance(x, dict) else x for name, x in tokens.items()}
+    return {"template": template, "tokens": {name: x or "" for name, x in tokens.items()}}
