@@ -213,6 +213,24 @@ class InfiniRow:
         return torch.cat([infini_read(*head) for head in each], dim=1)
 
 
+def select(candidates, count, policy):
+    """Who stays of (number, vector, (looks, chances, surprise)): those of the best rank in any of
+    the policies, of equals the newest, in the order of their age."""
+    ratings = {
+        "looks": lambda number, marks: float(marks[0] / marks[1]),
+        "surprise": lambda number, marks: float(marks[2]),
+        "last": lambda number, marks: number,
+        "random": lambda number, marks: 0,
+    }
+    best = {number: -1 for number, _, _ in candidates}
+    for name in policy.split(","):
+        order = sorted(candidates, key=lambda x: ratings[name](x[0], x[2]))
+        for rank, (number, _, _) in enumerate(order):
+            best[number] = max(best[number], rank)
+    stays = sorted(best, key=lambda number: (best[number], number))[-count:]
+    return [candidate for candidate in candidates if candidate[0] in stays]
+
+
 def decoder(model, tokens, segment):
     """Transformer-XL, compressive transformer or Infini-attention on one row, segment by segment,
     with the whole past of every layer kept in lists, as a constant for the gradient; sinks are next
@@ -324,7 +342,7 @@ def gpt2_attention(module, x, slots):
 
 def llama(model, tokens, segment):
     """Llama of one row, segment by segment, with or without a compressive memory, whose slots go
-    back from the oldest vector of a short-term memory, or the first sink.  -> logits: T x V"""
+    back from the oldest vector of a short-term memory.  -> logits: T x V"""
     past = [[] for _ in model.layers]
     outs, stm, most = [], model.stm_length, model.short_term.sinks
     for begin in range(0, len(tokens), segment):
@@ -344,7 +362,7 @@ def llama(model, tokens, segment):
             if layer.memory is not None:
                 slots = compressive_stream(layer.memory, left, [len(left)])[0].detach()
                 back = range(len(slots), 0, -1)
-                far = [most + stm + layer.memory.spacing * number for number in back]
+                far = [stm + layer.memory.spacing * number for number in back]
                 both = rotary_attention(*args, slots, far)
                 out = out + (both - found) @ layer.memory.output.weight.T
             x = x + out

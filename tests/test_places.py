@@ -32,10 +32,10 @@ def make_memory(**settings):
 
 def write(memory, state, places, vectors):
     plan = memory.plan([len(vectors)], state)
-    [move] = memory.moves(state, plan, None)
+    after, _ = memory.write(vectors[None], state, plan)
+    [move] = memory.moves(state, after, plan, None)
     places.follow(move)
-    state, _ = memory.write(vectors[None], state, plan)
-    return state
+    return after
 
 
 @torch.no_grad()
@@ -282,6 +282,8 @@ def test_a_vector_is_that_of_the_word_of_its_number(memory):
     decoder, come = model.decoder, 0
     with torch.no_grad():
         made = decoder.layers[0].source(decoder.embed(tokens, torch.zeros(1, dtype=torch.long)))
+        if memory == "selective":
+            made = decoder.layers[0].attention.key_value(made)
     for number, (row, _, own, _) in enumerate(watch(model, tokens, 5)):
         if number % 4 < 2:  # the first layer, two rows
             numbers, vectors = own.row(row)

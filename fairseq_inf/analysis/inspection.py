@@ -14,8 +14,7 @@ from torch import Tensor
 
 from fairseq_inf.errors import Failure
 from fairseq_inf.hub import MemoryHub
-from fairseq_inf.models.decoder import MemoryDecoder
-from fairseq_inf.models.generation import score_features
+from fairseq_inf.models.decoder import MemoryDecoder, score_features
 from fairseq_inf.models.watch import Watch, Written
 
 from .sample import Sample

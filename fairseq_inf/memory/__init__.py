@@ -15,7 +15,7 @@ from .places import Places
 from .reader import Reader
 from .sampling import mix
 from .schedule import Constant, Logarithmic, Schedule, Uniform
-from .selective import POLICIES, SelectiveMemory, SelectiveState
+from .selective import POLICIES, PRECISIONS, SelectiveMemory, SelectiveState
 from .short_term import ShortTermMemory, Window, push
 from .signal import ContinuousState, Signal, plan_write
 from .state import State
@@ -39,6 +39,7 @@ __all__ = [
     "LongTermMemory",
     "Move",
     "POLICIES",
+    "PRECISIONS",
     "Places",
     "Plan",
     "Reader",

@@ -12,7 +12,17 @@ from torch import Tensor, nn
 
 from fairseq_inf.errors import SettingError
 
-from .contract import Encounter, LongTermMemory, Move, Plan, shift, silent, slot_at, take_part
+from .contract import (
+    Encounter,
+    HostAttention,
+    LongTermMemory,
+    Move,
+    Plan,
+    shift,
+    silent,
+    slot_at,
+    take_part,
+)
 from .short_term import push
 from .state import Ranges, State
 
@@ -98,8 +108,10 @@ class CompressiveMemory(LongTermMemory):
             most=max(groups),
         )
 
-    def slots(self, state: CompressiveState) -> tuple[Tensor, Tensor]:
-        return state.slots, state.held
+    def slots(
+        self, state: CompressiveState, attention: HostAttention, dtype: torch.dtype, shown: int
+    ) -> tuple[Tensor, Tensor]:
+        return attention.project(state.slots[:, self.num_slots - shown :].to(dtype))
 
     def write(
         self,
@@ -138,11 +150,11 @@ class CompressiveMemory(LongTermMemory):
         return CompressiveState(slots, pending, plan.kept, plan.waiting), (old, new)
 
     def moves(
-        self, state: CompressiveState, plan: CompressionPlan, key: Tensor | None
+        self, before: CompressiveState, after: Any, plan: CompressionPlan, key: Tensor | None
     ) -> list[Move]:
         """The line is C cells, a slot each, the newest at the right end; the c vectors of a slot
         share its cell evenly.  Vectors that wait for a slot have no place."""
-        waited = zip(plan.groups.tolist(), state.held.tolist(), strict=True)
+        waited = zip(plan.groups.tolist(), before.held.tolist(), strict=True)
         return [shift(made, held, self.num_slots, self.rate) for made, held in waited]
 
     def at(self, state: CompressiveState, places: Tensor) -> Tensor:

@@ -101,8 +101,10 @@ class ContinuousMemory(LongTermMemory):
         with torch.no_grad():
             return self.store.observe(state, self.reader.mass(seen, self.store.bins, mask))
 
-    def moves(self, state: ContinuousState, plan: WritePlan, key: Tensor | None) -> list[Move]:
-        return self.store.moves(state, plan, key)
+    def moves(
+        self, before: ContinuousState, after: Any, plan: WritePlan, key: Tensor | None
+    ) -> list[Move]:
+        return self.store.moves(before, plan, key)
 
     def stored(self, vectors: Tensor) -> Tensor:
         return self.store.stored(vectors)

@@ -9,8 +9,8 @@ where D is what the memory adds to them, head by head, and W^M its own output pr
 it has none.  There are two ways to D:
 
 - `read` gives it, from the queries and A;
-- or the memory has slots, vectors that are further keys of the host's attention: with A' the heads
-  of one softmax over slots and all other keys, D = A' - A.
+- or the memory has slots, further keys and values of the host's attention: with A' the heads of one
+  softmax over slots and all other keys, D = A' - A.
 
 What a memory keeps is a State: tensors with the rows first, of the same shape and kind for ever,
 zeros when it is empty.  It is a value: `write` returns another one.
@@ -42,8 +42,16 @@ class HostAttention(Protocol):
 
     num_heads: int
 
+    def key_value(self, vectors: Tensor) -> Tensor:
+        """Keys, without their positions, and values in one: B x P x e -> B x P x 2 G d"""
+        ...
+
+    def heads(self, projected: Tensor) -> tuple[Tensor, Tensor]:
+        """Head by head: B x P x 2 G d -> 2 of B x G x P x d"""
+        ...
+
     def project(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys, without their positions, and values: B x P x e -> 2 of B x H x P x d"""
+        """Both: B x P x e -> 2 of B x G x P x d, each for H / G heads of queries"""
         ...
 
     def by_content(self, query: Tensor, vectors: Tensor, visible: Tensor) -> Tensor:
@@ -163,6 +171,7 @@ class LongTermMemory(nn.Module):
     spacing = 0.0  # positions from one slot to the next, where the host has any; 0: all at one
     num_marks = 0  # numbers that go with each vector of the window, from `mark`
     every = 1  # one query in so many is asked for them
+    wants_surprise = False  # whether a write wants to know what the model did not expect
     observes = False  # whether a state depends on where the last segment has looked
     output: Any  # W^M; None, as it is unless set: the host's W^O
 
@@ -201,7 +210,8 @@ class LongTermMemory(nn.Module):
         plan was made for; those before them mean nothing.  Called for every segment, also where no
         row takes any.  Vectors and state are to be detached here, since the gradient ends with the
         segment.  key: B, a hash of all that was read, to draw random numbers from.  marks: of the
-        vectors, B x W x `num_marks`.
+        vectors, B x W x `num_marks`, and behind these the surprise, if the memory wants it: the
+        mean of -log p over a token and its neighbours, 0 if it is not known.
         -> state, what `losses` wants of it (None if nothing)"""
         raise NotImplementedError
 
@@ -222,9 +232,11 @@ class LongTermMemory(nn.Module):
         without output."""
         raise NotImplementedError
 
-    def slots(self, state: Any) -> tuple[Tensor, Tensor]:
-        """Vectors as the host's attention takes them, before its maps of keys and values.
-        -> B x C x e, the newest at the right end, and how many of them are real: B"""
+    def slots(
+        self, state: Any, attention: HostAttention, dtype: torch.dtype, shown: int
+    ) -> tuple[Tensor, Tensor]:
+        """Keys without positions and values of the last `shown` slots, the newest at the right end.
+        The state has `held`, how many are real: B.  -> 2 of B x G x shown x d"""
         raise NotImplementedError
 
     def mark(self, weights: Tensor, tokens: int, mask: Tensor | None) -> Tensor:
@@ -234,14 +246,14 @@ class LongTermMemory(nn.Module):
         raise NotImplementedError
 
     def observe(self, state: Any, seen: Any, mask: Tensor | None) -> State:
-        """The state after a segment has looked.  mask: B x T, true for real tokens; None if all
-        are."""
+        """The state after a segment has looked.  seen: as `read` says; of a memory with marks, what
+        `mark` has for the slots.  mask: B x T, true for real tokens; None if all are."""
         return state
 
     # for an inspection: a memory that is a line on which vectors have their places
 
-    def moves(self, state: Any, plan: Any, key: Tensor | None) -> list[Move] | None:
-        """What the write of this plan, and of the state before it, does to the places in each row;
+    def moves(self, before: Any, after: Any, plan: Any, key: Tensor | None) -> list[Move] | None:
+        """What the write of this plan, from one state to the next, does to the places in each row;
         None if a vector has no place in this memory.  What `read` has seen then has `mass(edges)`
         and `parts(most)`, as the densities have, and `at` is there."""
         return None
@@ -250,10 +262,10 @@ class LongTermMemory(nn.Module):
         """B x n x e, as a write keeps them."""
         return vectors
 
-    def chosen(self, row: int, plan: Any, marks: Tensor, key: Tensor) -> Tensor:
-        """Which of the W vectors of a row, in their order, a write takes.  -> n"""
-        width = marks.size(1)
-        return torch.arange(width - plan.counts[row], width, device=marks.device)
+    def kept(self, row: int, after: Any) -> Tensor | None:
+        """Which of all the vectors that a row was ever given it keeps, if they are not those of its
+        moves, in their order.  -> n"""
+        return None
 
     def at(self, state: Any, places: Tensor) -> Tensor:
         """What the memory holds there.  places: K, of all rows.  -> B x K x e"""

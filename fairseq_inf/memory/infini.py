@@ -96,7 +96,10 @@ class InfiniMemory(LongTermMemory):
         state = state.detach()
         if plan.most == 0:
             return state, None
-        keys, values = attention.project(vectors.detach()[:, vectors.size(1) - plan.most :])
+        keys, values = (
+            x.repeat_interleave(self.num_heads // x.size(1), dim=1)
+            for x in attention.project(vectors.detach()[:, vectors.size(1) - plan.most :])
+        )
         exact = state.matrix.dtype
         with torch.autocast(vectors.device.type, enabled=False):
             features, values = _features(keys.to(exact)), values.to(exact)  # B x H x W x d

@@ -1,13 +1,14 @@
-"""The selective memory: vectors kept whole, the host's own, which its own attention reads.
+"""The selective memory: keys and values of the host's own, kept whole, which its attention reads.
 
-Of every `pick` vectors that leave the short-term memory one is kept, the one that a policy rates
-highest, up to C of them, the oldest lost first.  A policy is a function in POLICIES: it gets what
-is known of the vectors, and says who may stay."""
+Of all vectors that ever left the short-term memory the C best are kept.  A policy is a function in
+POLICIES: it gets what is known of the vectors, those that are kept and those that come, and rates
+them; the lowest rated go."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,57 +16,113 @@ from torch import Tensor, nn
 
 from fairseq_inf.errors import SettingError
 
-from .contract import LongTermMemory, Move, Plan, shift, slot_at
-from .sampling import uniform
-from .short_term import push
+from .contract import HostAttention, LongTermMemory, Move, Plan, slot_at
+from .sampling import mix
 from .state import Ranges, State
 
-# B rows, C slots, W vectors that have left the short-term memory, T queries, P keys, H heads
+# B rows, C slots, W vectors that have left the short-term memory, n = C + W candidates, T queries,
+# P keys, H heads of queries, G of keys, d head width
 
 EVERY = 8  # one query in so many says what is looked at
 FAR = 64  # tokens away, from which a look says what will be looked at later
 
+PRECISIONS = ("full", "bfloat16", "int8")
+
 
 @dataclass
 class Candidates:
-    """Vectors that leave the short-term memory, and what is known of them."""
+    """The slots and the vectors that have left the short-term memory, in the order of their age,
+    and what is known of them: B x n of each."""
 
-    looks: Tensor  # B x W: attention that fell on each while it was in sight, over all heads
-    chances: Tensor  # B x W: of how many queries
+    looks: Tensor  # attention that has fallen on each, over all heads
+    chances: Tensor  # of how many queries
+    surprise: Tensor  # -log p of its token and of those around it, in the mean; 0: not known
+    number: Tensor  # which it is of all that ever left
     key: Tensor  # B: a hash of all that was read
+    projected: Callable[[], Tensor]  # B x n x 2 G d: keys and values
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """B x n x G d, without positions"""
+        return self.projected().chunk(2, dim=-1)[0]
 
 
 def looks(left: Candidates) -> Tensor:
     """What self-attention has looked at most, by those that could: the heavy hitters of Zhang et
-    al. (2023), from afar."""
+    al. (2023), from afar, and for as long as they are kept."""
     return left.looks / left.chances.clamp(min=1e-9)
+
+
+def surprise(left: Candidates) -> Tensor:
+    """What stands in a passage that the model did not expect."""
+    return left.surprise
+
+
+def last(left: Candidates) -> Tensor:
+    """First in, first out: a longer window (Xiao et al., 2024)."""
+    return left.number
 
 
 def random(left: Candidates) -> Tensor:
     """Anything: what another policy has to beat."""
-    return uniform(left.key, left.looks.size(1))
+    return mix(left.number.long() + mix(left.key)[:, None]) >> 40
 
 
-POLICIES: dict[str, Callable[[Candidates], Tensor]] = {"looks": looks, "random": random}
+Policy = Callable[[Candidates], Tensor]
+POLICIES: dict[str, Policy] = {
+    policy.__name__: policy for policy in (looks, surprise, last, random)
+}  # fmt: skip
+
+
+def policies(names: str) -> list[Policy]:
+    """names: one, or some with commas between them"""
+    for name in names.split(","):
+        if name not in POLICIES:
+            raise SettingError(f"{{policy}} must be of {', '.join(POLICIES)}, got {name!r}")
+    return [POLICIES[name] for name in names.split(",")]
+
+
+def rank(rating: Tensor, real: Tensor) -> Tensor:
+    """How many of the real candidates are rated lower, those of equal rating in their order; below
+    0 for others.  B x n -> B x n"""
+    rating = rating.double().masked_fill(~real, -torch.inf)
+    order = rating.argsort(dim=1, stable=True)
+    place = torch.empty_like(order).scatter_(
+        1, order, torch.arange(order.size(1), device=order.device).expand_as(order)
+    )
+    return place - (~real).sum(dim=1, keepdim=True)
 
 
 @dataclass
 class SelectiveState(State):
-    slots: Tensor  # B x C x e, the newest at the right end
+    slots: Tensor  # B x C x 2 G d: keys without positions and values, the newest at the right end
+    scales: Tensor  # B x C x 2: of the whole numbers that they are in int8; else B x C x 0
+    marks: Tensor  # B x C x 3: looks, chances, surprise; the last only if a policy goes by it
+    number: Tensor  # B x C: which it is of all that ever left
     held: Tensor  # B: how many slots are real
+    given: Tensor  # B: how many have left
 
     def ranges(self) -> Ranges:
+        yield "scales", 0, torch.inf
+        yield "marks", 0, torch.inf
         yield "held", 0, self.slots.size(1)
+
+
+EACH = ("slots", "scales", "marks", "number")  # what a state has of each slot
 
 
 @dataclass(kw_only=True)
 class SelectivePlan(Plan):
-    """How many vectors of each row have left, and how many of them are kept."""
+    """How many vectors of each row have left, and how many slots are real afterwards."""
 
     left: Tensor  # B
-    picks: Tensor  # B
-    most: int  # picks of a row
-    kept: Tensor  # B: slots afterwards
+    kept: Tensor  # B
+
+
+def joined(slots: SelectiveState, new: SelectiveState) -> SelectiveState:
+    """The slots and those that come, one after the other."""
+    each = {name: torch.cat([getattr(slots, name), getattr(new, name)], dim=1) for name in EACH}
+    return replace(new, **each)
 
 
 class Correction(nn.Module):
@@ -83,84 +140,144 @@ class Correction(nn.Module):
 
 
 class SelectiveMemory(LongTermMemory):
-    """Slots are further keys of the host's attention by its own maps, from the start: nothing has
-    to be learned before they serve."""
+    """Slots are further keys and values of the host's attention, one after the other right before
+    its window: nothing has to be learned before they serve."""
 
     num_marks = 2  # looks and chances
     every = EVERY
+    spacing = 1.0
+    observes = True
 
     def __init__(
-        self, dim: int, slots: int, pick: int = 4, policy: str = "looks", rank: int = 0
+        self,
+        dim: int,
+        slots: int,
+        policy: str = "looks,surprise",
+        precision: str = "full",
+        rank: int = 0,
     ) -> None:
-        """rank: of a learned correction of the slots, 0 for none."""
+        """dim: 2 G d, of a key and a value.  policy: one, or some with commas between them, of
+        which the best rank counts.  rank: of a learned correction of the slots, 0 for none."""
         super().__init__()
-        for name, value, least in (("slots", slots, 1), ("pick", pick, 1), ("rank", rank, 0)):
+        for name, value, least in (("slots", slots, 1), ("rank", rank, 0)):
             if value < least:
                 raise SettingError(f"{{{name}}} must be at least {least}, got {value}")
-        if policy not in POLICIES:
-            raise SettingError(f"{{policy}} must be one of {', '.join(POLICIES)}, got {policy}")
-        self.dim, self.num_slots, self.pick, self.policy = dim, slots, pick, policy
-        self.spacing = float(pick)  # a slot stands for so many vectors
+        if precision not in PRECISIONS:
+            raise SettingError(
+                f"{{precision}} must be one of {', '.join(PRECISIONS)}, got {precision}"
+            )
+        self.policies = policies(policy)
+        self.wants_surprise = surprise in self.policies
+        self.dim, self.num_slots, self.precision = dim, slots, precision
         self.correction = Correction(dim, rank) if rank else None
 
     def start_silent(self, layer: int, layers: int) -> None:
         """It serves as it is."""
 
     def initial_state(self, rows: int, device: Any = None, dtype: Any = None) -> SelectiveState:
+        def zeros(*shape: int, dtype: Any = torch.float) -> Tensor:
+            return torch.zeros(rows, *shape, dtype=dtype, device=device)
+
+        kinds = {"full": dtype or torch.float, "bfloat16": torch.bfloat16, "int8": torch.int8}
         return SelectiveState(
-            slots=torch.zeros(rows, self.num_slots, self.dim, dtype=dtype, device=device),
-            held=torch.zeros(rows, dtype=torch.long, device=device),
+            slots=zeros(self.num_slots, self.dim, dtype=kinds[self.precision]),
+            scales=zeros(self.num_slots, 2 if self.precision == "int8" else 0),
+            marks=zeros(self.num_slots, 2 + self.wants_surprise),
+            number=zeros(self.num_slots, dtype=torch.int32),
+            held=zeros(dtype=torch.long),
+            given=zeros(dtype=torch.long),
         )
 
     def plan_key(self) -> Hashable:
-        return self.num_slots, self.pick
+        return self.num_slots
 
     def plan(self, counts: Sequence[int], state: SelectiveState) -> SelectivePlan:
-        picks = [-(-count // self.pick) for count in counts]
-        before = zip(picks, state.held.tolist(), strict=True)
+        before = zip(counts, state.held.tolist(), strict=True)
         held = [min(old + new, self.num_slots) for new, old in before]
-        left, taken, kept = (
-            torch.tensor(x, device=state.held.device) for x in (counts, picks, held)
-        )
+        left, kept = (torch.tensor(x, device=state.held.device) for x in (counts, held))
         return SelectivePlan(
-            counts=picks, filled=kept > 0, slots=max(held), held=held,
-            left=left, picks=taken, most=max(picks), kept=kept,
-        )  # fmt: skip
+            counts=counts, filled=kept > 0, slots=max(held), held=held, left=left, kept=kept
+        )
 
+    @torch.no_grad()
     def write(
         self,
         vectors: Tensor,
         state: SelectiveState,
         plan: SelectivePlan,
-        attention: Any = None,
+        attention: HostAttention | None = None,
         key: Tensor | None = None,
         marks: Tensor | None = None,
     ) -> tuple[SelectiveState, None]:
-        if marks is None or key is None:
+        if attention is None or marks is None or key is None:
             raise ValueError(
-                "a selective memory is written with the marks of the vectors and a key"
+                "a selective memory is written with the marks of the vectors, the attention that "
+                "makes keys and values of them, and a key"
             )
-        index = self._picks(plan, marks, key)[..., None].expand(-1, -1, vectors.size(2))
-        picked = vectors.detach().gather(1, index)
-        slots = push(state.slots.detach(), picked, plan.picks)[:, plan.most :]
-        return SelectiveState(slots, plan.kept), None
+        if not max(plan.counts):
+            return state, None
+        slots, scales = self.stored_as(attention.key_value(vectors), state.slots.dtype)
+        number = state.given[:, None] + torch.arange(marks.size(1), device=marks.device)
+        number = number - (marks.size(1) - plan.left)[:, None]
+        new = SelectiveState(
+            slots,
+            scales,
+            marks[..., : state.marks.size(2)].float(),
+            number.int(),
+            plan.left,
+            state.given + plan.left,
+        )
+        both = joined(state, new)
+        index = self._best(both, plan, state.held, key)
+        place = torch.arange(self.num_slots, device=key.device)
+        empty = place < (self.num_slots - plan.kept)[:, None]
 
-    def _picks(self, plan: SelectivePlan, marks: Tensor, key: Tensor) -> Tensor:
-        """The best rated of each row, in their order, at the left end.  -> B x `most`"""
-        width = marks.size(1)
-        place = torch.arange(width, device=marks.device)
-        rating = POLICIES[self.policy](Candidates(marks[..., 0], marks[..., 1], key)).float()
-        rating = rating.masked_fill(place < width - plan.left[:, None], -torch.inf)
-        rank = rating.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-        index = torch.where(rank < plan.picks[:, None], place, width).sort(dim=1).values
-        return index[:, : plan.most].clamp(max=width - 1)
+        def pick(x: Tensor) -> Tensor:
+            at, none = (index, empty) if x.dim() == 2 else (index[..., None], empty[..., None])
+            return x.take_along_dim(at, dim=1).masked_fill(none, 0)
 
-    def chosen(self, row: int, plan: SelectivePlan, marks: Tensor, key: Tensor) -> Tensor:
-        return self._picks(plan, marks, key)[row, : plan.counts[row]]
+        picked = {name: pick(getattr(both, name)) for name in EACH}
+        return replace(new, held=plan.kept, **picked), None
 
-    def slots(self, state: SelectiveState) -> tuple[Tensor, Tensor]:
-        slots = state.slots
-        return slots if self.correction is None else self.correction(slots), state.held
+    def _best(self, both: SelectiveState, plan: SelectivePlan, held: Tensor, key: Tensor) -> Tensor:
+        """Which of the candidates are slots now, in their order, at the right end; before them any
+        that are not real.  -> B x C"""
+        n, c = both.number.size(1), self.num_slots
+        place = torch.arange(n, device=key.device)
+        behind = torch.where(place < c, c - held[:, None], n - plan.left[:, None])
+        real = place >= behind
+        looks, chances, *known = both.marks.unbind(2)
+        surprise = known[0] if known else torch.zeros_like(looks)
+        left = Candidates(
+            looks, chances, surprise, both.number, key,
+            lambda: self.restored(both.slots, both.scales),
+        )  # fmt: skip
+        best = torch.stack([rank(policy(left), real) for policy in self.policies]).amax(dim=0)
+        # the newer one of equals
+        order = rank(best * n + place, real)
+        stays = order >= (n - c) - (~real).sum(dim=1, keepdim=True)
+        # those that stay in their order behind C that do not
+        return torch.where(stays, place, place - n).argsort(dim=1, stable=True)[:, n - c :]
+
+    def stored_as(self, projected: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """As slots are stored.  B x n x 2 G d -> slots, scales"""
+        if dtype != torch.int8:
+            return projected.to(dtype), projected.new_zeros(*projected.shape[:2], 0).float()
+        parts = projected.float().unflatten(-1, (2, -1))
+        scales = parts.abs().amax(dim=-1) / 127
+        return (parts / scales.clamp(min=1e-30)[..., None]).round().to(dtype).flatten(2), scales
+
+    def restored(self, slots: Tensor, scales: Tensor) -> Tensor:
+        if not scales.size(-1):
+            return slots
+        return (slots.float().unflatten(-1, (2, -1)) * scales[..., None]).flatten(2)
+
+    def slots(
+        self, state: SelectiveState, attention: HostAttention, dtype: torch.dtype, shown: int
+    ) -> tuple[Tensor, Tensor]:
+        first = self.num_slots - shown
+        slots = self.restored(state.slots[:, first:], state.scales[:, first:]).to(dtype)
+        return attention.heads(slots if self.correction is None else self.correction(slots))
 
     @torch.no_grad()
     def mark(self, weights: Tensor, tokens: int, mask: Tensor | None) -> Tensor:
@@ -181,9 +298,29 @@ class SelectiveMemory(LongTermMemory):
         weights = weights * torch.where(near, 0.1 * counts, counts)
         return EVERY * torch.stack([weights.sum(dim=1), counts.sum(dim=1)], dim=-1)
 
-    def moves(self, state: SelectiveState, plan: SelectivePlan, key: Tensor | None) -> list[Move]:
-        rows = zip(plan.counts, state.held.tolist(), strict=True)
-        return [shift(new, held, self.num_slots) for new, held in rows]
+    def observe(self, state: SelectiveState, seen: Tensor, mask: Tensor | None) -> SelectiveState:
+        """seen: what `mark` has for the last slots"""
+        shown = seen.size(1)
+        place = torch.arange(self.num_slots, device=seen.device)
+        real = place >= (self.num_slots - state.held)[:, None]
+        marks = state.marks.clone()
+        marks[:, self.num_slots - shown :, :2] += seen * real[:, self.num_slots - shown :, None]
+        return replace(state, marks=marks)
+
+    # for an inspection: the line is C cells, a slot each, and each write one of all of them anew
+
+    def moves(
+        self, before: Any, after: SelectiveState, plan: SelectivePlan, key: Any
+    ) -> list[Move]:
+        ends, count = torch.tensor([0.0, 1.0], dtype=torch.float64), self.num_slots
+        cells = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+        return [
+            Move(cells[count - held :], ends, ends, forgets=True, begin=1 - held / count)
+            for held in plan.held
+        ]
+
+    def kept(self, row: int, after: SelectiveState) -> Tensor:
+        return after.number[row, self.num_slots - int(after.held[row]) :].long()
 
     def at(self, state: SelectiveState, places: Tensor) -> Tensor:
-        return slot_at(state.slots, places)
+        return slot_at(self.restored(state.slots, state.scales), places)

@@ -6,7 +6,7 @@ positions come from.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Optional
 
@@ -20,9 +20,10 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq_inf.memory import LongTermMemory, ShortTermMemory, Window, mix
 from fairseq_inf.memory.state import Ranges, State
-from fairseq_inf.modules import DecoderLayer, LayerPlan, LayerState, Roles, Segment
+from fairseq_inf.modules import DecoderLayer, LayerPlan, LayerState, Roles, Segment, SlotLine
 
 from .settings import flag, setting
+from .surprise import AROUND, Surprise
 
 # B rows (streams), T tokens of the segment, S short-term length, e width
 
@@ -34,6 +35,7 @@ class DecoderState(State):
     position: Tensor  # B: tokens of the stream read so far
     key: Tensor  # B: hash of those tokens, the seed of sticky sampling
     role: tuple[Tensor, ...] = ()  # B: what the last of them is part of, if that is embedded
+    surprise: tuple[Surprise, ...] = ()  # one, if a memory wants it
 
     def ranges(self) -> Ranges:
         yield "filled", self.position.clamp(max=1), self.layers[0].window.vectors.size(1)
@@ -42,7 +44,7 @@ class DecoderState(State):
             yield "role.0", 0, torch.iinfo(torch.long).max
         # whole numbers in a memory count what it has been given
         for name, x in self.tensors().items():
-            if ".memory." in name and not x.is_floating_point():
+            if ".memory." in name and x.dtype in (torch.long, torch.int):
                 yield name, 0, self.position[(..., *[None] * (x.dim() - 1))]
 
 
@@ -89,6 +91,17 @@ class WindowConfig(DecoderConfig):
         0, "first tokens of a stream that self-attention sees for ever, and that no long-term "
         "memory gets: a pretrained model leans on them", least=0,
     )  # fmt: skip
+
+
+def score_features(decoder: Any, features: Tensor, target: Tensor) -> Tensor:
+    """Log-probabilities of the targets, n, by what the head takes, n x e.  -> n"""
+    found = [torch.zeros(0, device=target.device)]
+    for x, own in zip(features.split(512), target.split(512), strict=True):
+        out: Any = (decoder.head(x[None]), {})
+        asked = {"target": own[None]}
+        logs = decoder.get_normalized_probs(out, log_probs=True, sample=asked)[0]
+        found.append(logs.gather(1, own[:, None]).squeeze(1).float())
+    return torch.cat(found)
 
 
 def build_roles(cfg: Any, dictionary: Any) -> Roles | None:
@@ -139,15 +152,13 @@ class MemoryDecoder(FairseqDecoder):
         """-> logits, or the features that an adaptive softmax takes"""
         raise NotImplementedError
 
-    def positions(
-        self, slots: int, spacing: float, shown: int, queries: int, hidden: Tensor
-    ) -> Any:
+    def positions(self, slots: SlotLine, shown: int, queries: int, hidden: Tensor) -> Any:
         """For `attend`: positions of the keys [slots; the last `shown` vectors of sinks and
-        short-term memory; `queries` tokens].  spacing: from one slot to the next.  hidden: added to
-        the scores, broadcastable to B x H x T x P."""
+        short-term memory; `queries` tokens].  hidden: added to the scores, broadcastable to B x H x
+        T x P."""
         raise NotImplementedError
 
-    def cache_positions(self, slots: int, spacing: float, length: int) -> Any:
+    def cache_positions(self, slots: SlotLine, length: int) -> Any:
         """For `placed` and `table`: those of [slots; sinks; short-term memory; `length` tokens]."""
         return None
 
@@ -217,13 +228,22 @@ class MemoryDecoder(FairseqDecoder):
                 stored = layer.memory.initial_state(rows, like.device, like.dtype)
             return LayerState(Window(vectors, marks), stored)
 
+        surprise: tuple[Surprise, ...] = ()
+        if self.wants_surprise:
+            losses = torch.zeros(rows, AROUND + self.stm_length, device=like.device)
+            surprise = (Surprise(losses, like.new_zeros(rows, self.dim)),)
         return DecoderState(
             layers=tuple(layer_state(layer) for layer in self.layers),
             filled=count(),
             position=count(),
             key=count(),
             role=() if self.roles is None else (count(),),
+            surprise=surprise,
         )
+
+    @property
+    def wants_surprise(self) -> bool:
+        return any(x.memory is not None and x.memory.wants_surprise for x in self.layers)
 
     def memory_states(self, state: DecoderState) -> list[State | None]:
         """The state of each layer's memory, None where there is none."""
@@ -255,13 +275,30 @@ class MemoryDecoder(FairseqDecoder):
         for number, (layer, old, plan) in enumerate(
             zip(self.layers, state.layers, plans, strict=True)
         ):
-            speak = project or number + 1 < len(self.layers)
+            speak = project or bool(state.surprise) or number + 1 < len(self.layers)
             x, after, encounter = self._through(layer, x, old, segment, plan, speak)
             layers.append(after)
             met.append(encounter)
+        after = self._after(tokens, state, segment, tuple(layers), roles)
+        after = replace(after, surprise=self._surprised(tokens, x, state, segment))
         if project and head:
             x = self.head(x)
-        return x, self._after(tokens, state, segment, tuple(layers), roles), {"layers": met}
+        return x if project else None, after, {"layers": met}
+
+    @torch.no_grad()
+    def _surprised(
+        self, tokens: Tensor, features: Tensor, state: DecoderState, segment: Segment
+    ) -> tuple[Surprise, ...]:
+        if not state.surprise:
+            return ()
+        [before] = state.surprise
+        losses = torch.zeros_like(tokens, dtype=torch.float)
+        if self.ltm_enabled:
+            known = segment.real.clone()
+            known[:, 0] &= before.last.any(dim=1)
+            features_before = torch.cat([before.last[:, None], features[:, :-1]], dim=1)
+            losses[known] = -score_features(self, features_before[known], tokens[known])
+        return (before.after(losses, features, segment.lengths, self.stm_length),)
 
     def step(self, tokens: Tensor, place: Tensor, roles: Tensor | None, each: Any) -> Tensor:
         """One token a row, B, in the middle of a segment.  place, roles: of each, B.  each: what
@@ -327,7 +364,10 @@ class MemoryDecoder(FairseqDecoder):
             joining = short_term.joining(state.filled, state.position, waiting)
         shown = short_term.shown(visible)
         real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
-        segment = Segment(short_term, joining, shown, lengths, mask, real, state.key)
+        surprise = None
+        for known in state.surprise:
+            surprise = known.passages(state.layers[0].window.vectors.size(1) - short_term.size)
+        segment = Segment(short_term, joining, shown, lengths, mask, real, state.key, surprise)
         plans: dict[Any, LayerPlan] = {}
         positions: dict[Any, Any] = {}
 
@@ -335,12 +375,15 @@ class MemoryDecoder(FairseqDecoder):
             memory = layer.memory if self.ltm_enabled else None
             key = self.plan_key(memory)
             if key not in plans:
-                write = None if memory is None else memory.plan(left, stored)
-                held = () if write is None or not write.slots else tuple(write.held)
-                seen = (held, memory.spacing if memory is not None and held else 0.0)
-                if seen not in positions:
-                    positions[seen] = self._positions(tokens, state, visible, *seen)
-                plans[key] = LayerPlan(write, positions[seen])
+                write: Any = None if memory is None else memory.plan(left, stored)
+                held: tuple[int, ...] = ()
+                line = SlotLine()
+                if memory is not None and memory.num_slots:
+                    held = tuple(write.held) if write.slots else ()
+                    line = SlotLine(write.slots, memory.num_slots, memory.spacing)
+                if (held, line) not in positions:
+                    positions[held, line] = self._positions(tokens, state, visible, held, line)
+                plans[key] = LayerPlan(write, positions[held, line])
             return plans[key]
 
         each = zip(self.layers, self.memory_states(state), strict=True)
@@ -352,10 +395,10 @@ class MemoryDecoder(FairseqDecoder):
         state: DecoderState,
         visible: list[int],
         held: tuple[int, ...],
-        spacing: float,
+        line: SlotLine,
     ) -> Any:
         """held: how many slots each row has, if there are any."""
-        t, slots = tokens.size(1), max(held, default=0)
+        t, slots = tokens.size(1), line.shown
         shown = self.short_term.shown(visible)
         past = slots + shown
         hidden = _causal(t, past, self.layers[0].inner.weight.dtype, tokens.device)
@@ -367,7 +410,7 @@ class MemoryDecoder(FairseqDecoder):
                 absent.insert(0, place < slots - held_by_row[:, None])
             every = F.pad(torch.cat(absent, dim=1), (0, t))  # B x P
             hidden = hidden.masked_fill(every[:, None, None], -torch.inf)
-        return self.positions(slots, spacing, shown, t, self.with_slot_bias(hidden, slots))
+        return self.positions(line, shown, t, self.with_slot_bias(hidden, slots))
 
     def with_slot_bias(self, hidden: Tensor, slots: int) -> Tensor:
         """hidden: ... x T x P, the slots first."""

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fairseq_inf.memory import State
 from fairseq_inf.memory.state import Ranges
-from fairseq_inf.modules import LayerCache, Place
+from fairseq_inf.modules import LayerCache, Place, SlotLine
 
-from .decoder import DecoderState, MemoryDecoder
+from .decoder import DecoderState, MemoryDecoder, score_features
 
 # B rows, L tokens of a segment, C slots of a memory, K sinks, S short-term length,
 # P = C + K + S + L keys of a cache
@@ -53,7 +53,8 @@ def new_reading(decoder: MemoryDecoder, rows: int, length: int) -> Reading:
         replace(layer, window=decoder.short_term.widen(layer.window, length))
         for layer in memory.layers
     )
-    memory = replace(memory, layers=layers)
+    surprise = tuple(x.widen(length, decoder.stm_length) for x in memory.surprise)
+    memory = replace(memory, layers=layers, surprise=surprise)
     device = memory.filled.device
     tokens = torch.full((rows, length), decoder.dictionary.pad(), device=device)
     tokens[:, 0] = decoder.dictionary.eos()
@@ -66,17 +67,6 @@ def _put(state: Any, rows: Tensor, new: Any) -> Any:
         return new
     news = iter(new.tensors().values())
     return state.map(lambda x: x.index_copy(0, rows, next(news)))
-
-
-def score_features(decoder: MemoryDecoder, features: Tensor, target: Tensor) -> Tensor:
-    """Log-probabilities of the targets, n, by what the head takes, n x e.  -> n"""
-    found = [torch.zeros(0, device=target.device)]
-    for x, own in zip(features.split(512), target.split(512), strict=True):
-        out: Any = (decoder.head(x[None]), {})
-        asked = {"target": own[None]}
-        logs = decoder.get_normalized_probs(out, log_probs=True, sample=asked)[0]
-        found.append(logs.gather(1, own[:, None]).squeeze(1).float())
-    return torch.cat(found)
 
 
 @torch.no_grad()
@@ -129,7 +119,7 @@ def read(
     return (reading, scores) if score else reading
 
 
-Kind = tuple[Any, int, float]  # of a layer: whose plans it has, its slots, and their spacing
+Kind = tuple[Any, SlotLine]  # of a layer: whose plans it has, and its slots
 
 
 def _kinds(decoder: MemoryDecoder) -> list[Kind]:
@@ -137,8 +127,9 @@ def _kinds(decoder: MemoryDecoder) -> list[Kind]:
 
     def kind(memory: Any) -> Kind:
         if memory is None or not decoder.ltm_enabled or not memory.num_slots:
-            return None, 0, 0.0
-        return decoder.plan_key(memory), memory.num_slots, memory.spacing
+            return None, SlotLine()
+        line = SlotLine(memory.num_slots, memory.num_slots, memory.spacing)
+        return decoder.plan_key(memory), line
 
     return [kind(layer.memory) for layer in decoder.layers]
 
@@ -169,10 +160,11 @@ class OpenSegment:
         for layer, state, kind in zip(
             decoder.layers, self.after.layers, _kinds(decoder), strict=True
         ):
-            _, slots, spacing = kind
+            _, line = kind
+            slots = line.shown
             vectors = short_term.line_up(state.window.vectors, reading.count, longest)
-            positions = decoder.cache_positions(slots, spacing, width)
-            stored = state.memory if decoder.ltm_enabled else None
+            positions = decoder.cache_positions(line, width)
+            stored: Any = state.memory if decoder.ltm_enabled else None
             layers.append(
                 layer.open_cache(vectors, stored, stored not in (None, ()), positions,
                                  width - longest)
@@ -180,9 +172,9 @@ class OpenSegment:
             if kind not in hidden:
                 missing = absent
                 if slots:
-                    _, held = layer.memory.slots(stored)
                     place = torch.arange(slots, device=absent.device)
-                    missing = torch.cat([place < slots - held[:, None], absent], dim=1)
+                    empty = place < slots - stored.held[:, None]
+                    missing = torch.cat([empty, absent], dim=1)
                 scores = torch.zeros_like(missing, dtype=vectors.dtype)
                 scores = scores.masked_fill(missing, -torch.inf)[:, None, None]
                 hidden[kind] = decoder.with_slot_bias(scores, slots).squeeze(2)
@@ -239,8 +231,8 @@ class Continuation:
         length, each = self.cache.reading.tokens.size(1), _kinds(decoder)
         kinds = list(dict.fromkeys(each))
         self.kinds = [kinds.index(kind) for kind in each]  # of each layer
-        self.slots = [slots for _, slots, _ in kinds]
-        positions = [decoder.cache_positions(slots, gap, length) for _, slots, gap in kinds]
+        self.slots = [line.shown for _, line in kinds]
+        positions = [decoder.cache_positions(line, length) for _, line in kinds]
         self.tables = [
             layer.attention.table(positions[kind])
             for layer, kind in zip(decoder.layers, self.kinds, strict=True)

@@ -1,5 +1,5 @@
-"""A transformer that keeps some of its old vectors whole, those that a policy rates highest, and
-reads them by its own attention."""
+"""A transformer that keeps some of its old keys and values whole, those that a policy rates highest
+of all that ever left its window, and reads them by its own attention."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,30 +7,40 @@ from typing import Any
 
 from fairseq.dataclass import ChoiceEnum
 
-from fairseq_inf.memory import POLICIES, SelectiveMemory
+from fairseq_inf.memory import POLICIES, PRECISIONS, SelectiveMemory
 
 from .memory_lm import MemoryConfig, MemoryLM, register
-from .settings import setting
+from .settings import setting, told_by_flags
 
 
 @dataclass
 class SelectiveMemoryConfig(MemoryConfig):
-    ltm_slots: int = setting(256, "vectors that are kept, C", least=1)
-    ltm_pick: int = setting(
-        4, "of so many vectors that leave the short-term memory one is kept; 1: all", least=1
+    ltm_slots: int = setting(256, "keys and values that are kept, C", least=1)
+    ltm_policy: str = setting(
+        "looks,surprise",
+        "which: by the best rank of those that are named with commas between them, of "
+        + ", ".join(POLICIES),
     )
-    ltm_policy: ChoiceEnum(list(POLICIES)) = setting(
-        "looks", "which one: what self-attention has looked at most from afar, or any"
+    ltm_precision: ChoiceEnum(list(PRECISIONS)) = setting(
+        "full", "what they are kept in: as they are, or in 2 or 1 bytes a number"
     )
     ltm_rank: int = setting(
         0, "rank of a learned correction of what is kept, none at first; 0: no such", least=0
     )
 
 
-@register("selective_memory_lm", SelectiveMemoryConfig, llama={"sink_tokens": 4})
+@register("selective_memory_lm", SelectiveMemoryConfig, llama={"sink_tokens": 4, "ltm_slots": 1024})
 class SelectiveMemoryLM(MemoryLM):
     @classmethod
     def build_memory(cls, cfg: Any) -> Callable[[int], SelectiveMemory]:
-        return lambda number: SelectiveMemory(
-            cfg.decoder_embed_dim, cfg.ltm_slots, cfg.ltm_pick, str(cfg.ltm_policy), cfg.ltm_rank
-        )
+        heads = cfg.decoder_attention_heads
+        shared = getattr(cfg, "decoder_key_heads", None) or heads
+        width = 2 * shared * (cfg.decoder_embed_dim // heads)
+
+        def build(number: int) -> SelectiveMemory:
+            with told_by_flags(policy="ltm_policy"):
+                return SelectiveMemory(
+                    width, cfg.ltm_slots, cfg.ltm_policy, str(cfg.ltm_precision), cfg.ltm_rank
+                )
+
+        return build

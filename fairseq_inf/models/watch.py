@@ -25,17 +25,21 @@ class Written:
 
     memory: LongTermMemory
     plan: Any
+    sinks: int
     numbers: Tensor  # B x W: which vectors of its stream they are
     vectors: Tensor  # B x W x e
-    marks: Tensor
-    key: Tensor
+    after: Any  # the state
     moves: list[Move] | None  # what the write does to the places of all; None if it has none
     seen: Any = None  # a density, or the Weights of slots
 
     def row(self, row: int = 0) -> tuple[Tensor, Tensor]:
-        """What it takes of a row.  -> numbers: n, vectors: n x e"""
-        chosen = self.memory.chosen(row, self.plan, self.marks, self.key)
-        return self.numbers[row, chosen], self.vectors[row, chosen]
+        """The vectors of a row that its move gives new places.  -> numbers: n, vectors: n x e"""
+        kept = self.memory.kept(row, self.after)
+        if kept is not None:
+            assert self.moves is not None
+            return kept + self.sinks, self.memory.at(self.after, self.moves[row].new)[row]
+        taken = slice(self.vectors.size(1) - self.plan.counts[row], None)
+        return self.numbers[row, taken], self.vectors[row, taken]
 
 
 class Watch:
@@ -88,10 +92,11 @@ class Watch:
         self, number: int, memory: LongTermMemory, write: Any,
         vectors: Tensor, state: Any, plan: Any, attention: Any, key: Tensor, marks: Tensor,
     ) -> Any:  # fmt: skip
-        self.layers[number] = Written(
-            memory, plan, self._numbers, vectors, marks, key, memory.moves(state, plan, key)
-        )
-        return write(vectors, state, plan, attention, key, marks)
+        after, trace = write(vectors, state, plan, attention, key, marks)
+        moves = memory.moves(state, after, plan, key)
+        sinks = self.decoder.short_term.sinks
+        self.layers[number] = Written(memory, plan, sinks, self._numbers, vectors, after, moves)
+        return after, trace
 
     def _attend(
         self, number: int, layer: DecoderLayer, attend: Any,

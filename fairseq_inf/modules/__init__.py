@@ -1,6 +1,6 @@
 """Attention, feed-forward net and the layer.  Needs torch only."""
 
-from .attention import Attention, Place
+from .attention import Attention, Place, SlotLine
 from .decoder_layer import DecoderLayer, LayerCache, LayerPlan, LayerState, Segment
 from .gpt2_attention import GPT2Attention, slot_bias
 from .relative_attention import RelativeAttention, sinusoids
@@ -21,6 +21,7 @@ __all__ = [
     "Roles",
     "RotaryAttention",
     "Segment",
+    "SlotLine",
     "rotations",
     "sinusoids",
     "slot_bias",

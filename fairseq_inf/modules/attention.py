@@ -9,7 +9,7 @@ know of positions comes from its host, which alone makes it and which nothing in
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,19 @@ from torch import Tensor, nn
 from fairseq_inf.memory import as_heads, side_by_side
 
 # B rows, T queries, P keys, H heads, G of them with keys of their own, d head width, e = H d
+
+
+class SlotLine(NamedTuple):
+    """The slots that queries see, as positions go by them."""
+
+    shown: int = 0
+    all: int = 0  # that the memory has room for
+    spacing: float = 0.0  # positions from one to the next
+
+    @property
+    def reach(self) -> float:
+        """Positions that all of them take."""
+        return self.all * self.spacing
 
 
 @dataclass
@@ -49,21 +62,18 @@ class Attention(nn.Module):
         return as_heads(self.query(x), self.num_heads)
 
     def project(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys without positions, and values.  B x P x e -> 2 of B x H x P x d"""
-        return self._split(self.key_value(vectors))
+        """Keys without positions, and values.  B x P x e -> 2 of B x G x P x d"""
+        return self.heads(self.key_value(vectors))
 
-    def project_shared(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for a cache, in which heads may share their keys: 2 of B x G x P x d"""
-        return self.project(vectors)
-
-    def _split(self, projected: Tensor) -> tuple[Tensor, Tensor]:
-        shape = (*projected.shape[:2], 2, self.num_heads, self.head_dim)
-        key, value = projected.view(shape).permute(2, 0, 3, 1, 4)
+    def heads(self, projected: Tensor) -> tuple[Tensor, Tensor]:
+        """What `key_value` gives, as keys and values: B x P x 2 G d -> 2 of B x G x P x d"""
+        key, value = projected.unflatten(-1, (2, -1, self.head_dim)).permute(2, 0, 3, 1, 4)
         return key, value
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, positions: Any) -> Tensor:
         """What the queries of a segment find in the keys, each in those up to its own; in training
-        with dropout.  query: B x H x T x d, key, value: B x H x P x d.  -> B x H x T x d"""
+        with dropout.  query: B x H x T x d, key, value: B x G x P x d, each for H / G heads of
+        queries.  -> B x H x T x d"""
         raise NotImplementedError
 
     def weights(self, query: Tensor, key: Tensor, positions: Any, every: int = 1) -> Tensor:
@@ -71,8 +81,8 @@ class Attention(nn.Module):
         raise NotImplementedError
 
     def token_weights(self, query: Tensor, keys: Tensor, place: Place, table: Any) -> Tensor:
-        """The same for one query a row, B x H x 1 x d, and the keys of a cache, B x G x P x d, each
-        for H / G heads of queries.  -> B x H x 1 x P', the first P' keys"""
+        """The same for one query a row, B x H x 1 x d, and the keys of a cache, B x G x P x d.
+        -> B x H x 1 x P', the first P' keys"""
         raise NotImplementedError
 
     @staticmethod
@@ -111,7 +121,7 @@ class Attention(nn.Module):
 
     def keep(self, x: Tensor, keys: Tensor, values: Tensor, place: Place, table: Any) -> None:
         """Write the key and the value of x: B x 1 x e into those of a cache, in place."""
-        key, value = self.project_shared(x)
+        key, value = self.project(x)
         key, value = self.placed_token(key, place, table).squeeze(2), value.squeeze(2)
         if isinstance(place.column, int):
             keys[:, :, place.column], values[:, :, place.column] = key, value
@@ -128,7 +138,7 @@ class Attention(nn.Module):
         projected = F.linear(
             vectors, self.key_value.weight.detach(), None if bias is None else bias.detach()
         )
-        key, value = self._split(projected)
+        key, value = (x.repeat_interleave(h // x.size(1), dim=1) for x in self.heads(projected))
         out = F.scaled_dot_product_attention(
             query.detach(), key, value, attn_mask=visible[:, None, None].expand(b, h, t, -1)
         )

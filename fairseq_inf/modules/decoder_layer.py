@@ -4,7 +4,7 @@ at the memory, what they find is spoken into the residual stream; then the feed-
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -56,9 +56,14 @@ class Segment:
     real: Tensor  # the same, never None
     key: Tensor  # B: hash of the stream so far
 
-    def split(self, window: Window) -> tuple[Window, Window]:
-        """-> what has left, and what is in sight"""
-        return self.short_term.split(window, self.joining)
+    surprise: Tensor | None  # B x W, of what has left, if a memory wants it
+
+    def split(self, window: Window, surprise: bool) -> tuple[Window, Window]:
+        """-> what has left, and what is in sight.  surprise: whether the former has it as a mark"""
+        left, visible = self.short_term.split(window, self.joining)
+        if surprise and self.surprise is not None:
+            left = replace(left, marks=torch.cat([left.marks, self.surprise[..., None]], dim=2))
+        return left, visible
 
     def push(
         self, visible: Window, source: Tensor, context: Tensor, marks: Tensor | None
@@ -82,6 +87,16 @@ class LayerPlan:
         return 0 if self.write is None else self.write.slots
 
 
+def before(
+    slots: tuple[Tensor, Tensor] | None, others: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Keys and values of slots, and the others behind them."""
+    if slots is None:
+        return others
+    keys, values = (torch.cat(both, dim=2) for both in zip(slots, others, strict=True))
+    return keys, values
+
+
 class SegmentView:
     """What the queries of a segment may look at."""
 
@@ -90,19 +105,20 @@ class SegmentView:
         attention: Attention,
         source: Tensor,
         context: Tensor,
-        slots: Tensor | None,
+        slots: tuple[Tensor, Tensor] | None,
         positions: Any,
         contents: Any,
     ) -> None:
-        """context: [sinks; short-term memory; segment], as far as it is in sight."""
+        """context: [sinks; short-term memory; segment], as far as it is in sight.  slots: keys and
+        values"""
         self.attention, self.context, self.positions = attention, context, positions
         self.query, self.contents = attention.queries(source), contents
-        self.slots = 0 if slots is None else slots.size(1)
-        self._vectors = context if slots is None else torch.cat([slots, context], dim=1)
+        self.slots = 0 if slots is None else slots[0].size(2)
+        self._slots = slots
 
     @cached_property
     def keys_values(self) -> tuple[Tensor, Tensor]:
-        return self.attention.project(self._vectors)
+        return before(self._slots, self.attention.project(self.context))
 
     @property
     def values(self) -> Tensor:
@@ -180,8 +196,8 @@ class DecoderLayer(nn.Module):
         """x: B x T x e.  speak: False if only the state is wanted: then x and the encounter are
         None."""
         source = self.source(x)
-        left, visible = segment.split(state.window)
         memory = None if plan.write is None else self.memory
+        left, visible = segment.split(state.window, memory is not None and memory.wants_surprise)
         stored, trace = self.write(memory, left, state.memory, segment, plan)
         view = self.view(memory, source, visible, stored, segment, plan)
         out = met = None
@@ -191,10 +207,14 @@ class DecoderLayer(nn.Module):
             if memory is not None:
                 met = Encounter(memory, self.attention, view.query, seen, trace, plan.write,
                                 attended, added, segment.real)  # fmt: skip
-        if memory is not None and memory.observes:
-            seen = met.seen if met is not None else memory.look(view.query, stored)
-            stored = memory.observe(stored, seen, segment.mask)
         marks = self.mark(memory, view, segment)
+        if memory is not None and memory.observes:
+            if marks is not None:
+                seen = marks[:, : view.slots]
+            else:
+                seen = met.seen if met is not None else memory.look(view.query, stored)
+            stored = memory.observe(stored, seen, segment.mask)
+        marks = None if marks is None else marks[:, view.slots :]
         return out, LayerState(segment.push(visible, source, view.context, marks), stored), met
 
     def step(
@@ -228,7 +248,9 @@ class DecoderLayer(nn.Module):
     ) -> SegmentView:  # fmt: skip
         vectors = visible.vectors
         context = torch.cat([vectors[:, vectors.size(1) - segment.shown :], source], dim=1)
-        slots = self.slots(memory, stored, plan.slots, context.dtype) if plan.slots else None
+        slots = None
+        if memory is not None and plan.slots:
+            slots = memory.slots(stored, self.attention, context.dtype, plan.slots)
         contents = self.contents(memory, stored, source.dtype)
         return SegmentView(self.attention, source, context, slots, plan.positions, contents)
 
@@ -270,7 +292,7 @@ class DecoderLayer(nn.Module):
             return None
         with torch.no_grad():
             weights = view.weights(memory.every)
-            return memory.mark(weights, view.query.size(2), segment.mask)[:, view.slots :]
+            return memory.mark(weights, view.query.size(2), segment.mask)
 
     def open_cache(
         self, vectors: Tensor, stored: Any, remember: bool, positions: Any, room: int
@@ -278,20 +300,13 @@ class DecoderLayer(nn.Module):
         """vectors: B x K+S+T x e, [sinks; short-term memory; segment].  remember: whether the
         long-term memory is on.  positions: of a cache, from the host.  room: columns for tokens to
         come."""
-        memory = self.memory if remember else None
+        memory, slots = self.memory if remember else None, None
         if memory is not None and memory.num_slots:
-            slots = self.slots(memory, stored, memory.num_slots, vectors.dtype)
-            vectors = torch.cat([slots, vectors], dim=1)
-        keys, values = self.attention.project_shared(vectors)
+            slots = memory.slots(stored, self.attention, vectors.dtype, memory.num_slots)
+        keys, values = before(slots, self.attention.project(vectors))
         keys = self.attention.placed(keys, positions)
         contents = self.contents(memory, stored, vectors.dtype)
         return LayerCache(F.pad(keys, (0, 0, 0, room)), F.pad(values, (0, 0, 0, room)), contents)
-
-    @staticmethod
-    def slots(memory: Any, stored: Any, shown: int, dtype: Any) -> Tensor:
-        """The last `shown` slots, as keys and values are made of them.  -> B x `shown` x e"""
-        slots = memory.slots(stored)[0].to(dtype)
-        return slots[:, slots.size(1) - shown :]
 
     def contents(self, memory: LongTermMemory | None, stored: Any, dtype: torch.dtype) -> Any:
         """What reads need of the memory's state; nothing if it is read by its slots."""

@@ -20,8 +20,13 @@ class DotProductAttention(Attention):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, positions: Any) -> Tensor:
         """positions: added to the scores, broadcastable to B x H x T x P; a segment alone is just
         causal."""
-        alone = key.size(2) == query.size(2)
-        return F.scaled_dot_product_attention(
+        b, h, t, d = query.shape
+        share = h // key.size(1)
+        alone = key.size(2) == t and share == 1
+        if share > 1:  # the queries of all heads that share a key, one after the other
+            query = query.reshape(b, -1, share * t, d)
+            positions = positions.repeat(*[1] * (positions.dim() - 2), share, 1)
+        found = F.scaled_dot_product_attention(
             query,
             key,
             value,
@@ -29,10 +34,13 @@ class DotProductAttention(Attention):
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=alone,
         )
+        return found.view(b, h, t, d)
 
     def weights(self, query: Tensor, key: Tensor, positions: Any, every: int = 1) -> Tensor:
-        scores = query[:, :, ::every] @ key.transpose(2, 3) / math.sqrt(self.head_dim)
-        return torch.softmax(scores + positions[..., ::every, :], dim=-1)
+        query = query[:, :, ::every]
+        b, h, t, d = query.shape
+        scores = query.reshape(b, key.size(1), -1, d) @ key.transpose(2, 3) / math.sqrt(d)
+        return torch.softmax(scores.view(b, h, t, -1) + positions[..., ::every, :], dim=-1)
 
     def token_weights(self, query: Tensor, keys: Tensor, place: Place, table: Any) -> Tensor:
         b, h, _, d = query.shape

@@ -49,21 +49,6 @@ class RotaryAttention(DotProductAttention):
         self.key_value = nn.Linear(dim, 2 * self.num_key_heads * self.head_dim, bias=False)
         self.output = nn.Linear(dim, dim, bias=False)
 
-    def project_shared(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        key, value = self._groups(self.key_value(vectors))
-        return key, value
-
-    def _split(self, projected: Tensor) -> tuple[Tensor, Tensor]:
-        """A head for each head of queries, so that only a cache knows of groups."""
-        groups = self._groups(projected)
-        key, value = groups.repeat_interleave(self.num_heads // self.num_key_heads, dim=2)
-        return key, value
-
-    def _groups(self, projected: Tensor) -> Tensor:
-        """-> 2 x B x G x P x d"""
-        shape = (*projected.shape[:2], 2, self.num_key_heads, self.head_dim)
-        return projected.view(shape).permute(2, 0, 3, 1, 4)
-
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, positions: tuple[Tensor, Tensor]
     ) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fairseq_inf.models.decoder import DecoderConfig
 from fairseq_inf.models.settings import setting
-from fairseq_inf.modules import DecoderLayer, GPT2Attention, slot_bias
+from fairseq_inf.modules import DecoderLayer, GPT2Attention, SlotLine, slot_bias
 
 from .pretrained import PretrainedDecoder
 from .transformer_xl import activation
@@ -61,9 +61,7 @@ class GPT2Decoder(PretrainedDecoder):
     def embed(self, tokens: Tensor, place: Tensor) -> Tensor:
         return self.dropout(self.embed_tokens(tokens) + self.embed_positions(place))
 
-    def positions(
-        self, slots: int, spacing: float, shown: int, queries: int, hidden: Tensor
-    ) -> Tensor:
+    def positions(self, slots: SlotLine, shown: int, queries: int, hidden: Tensor) -> Tensor:
         return hidden
 
     def slot_bias(self, slots: int, like: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fairseq_inf.models.decoder import WindowConfig
 from fairseq_inf.models.settings import setting
-from fairseq_inf.modules import DecoderLayer, RMSNorm, RotaryAttention, rotations
+from fairseq_inf.modules import DecoderLayer, RMSNorm, RotaryAttention, SlotLine, rotations
 
 from .pretrained import PretrainedDecoder
 
@@ -39,9 +39,10 @@ class LlamaConfig(WindowConfig):
 
 
 class LlamaDecoder(PretrainedDecoder):
-    """Rotary positions that end with the segment: its first token is at K + S, the short-term
-    memory right before it, and the sinks at 0 .. K - 1.  The slots of a memory are at 0, or go back
-    from there, `spacing` from one to the next."""
+    """Rotary positions that end with the segment: its first token is at K + S, and the short-term
+    memory right before it, from K on.  The slots of a memory go back from K, `spacing` from one to
+    the next, and the K sinks end where the last slot that there is room for is: at 0 .. K - 1
+    without slots."""
 
     name, title = "llama", "Llama"
     Config = LlamaConfig
@@ -92,18 +93,19 @@ class LlamaDecoder(PretrainedDecoder):
         return self.dropout(self.embed_tokens(tokens))
 
     def positions(
-        self, slots: int, spacing: float, shown: int, queries: int, hidden: Tensor
+        self, slots: SlotLine, shown: int, queries: int, hidden: Tensor
     ) -> tuple[Tensor, Tensor]:
-        return self._rotations(slots, spacing, shown, queries), hidden
+        return self._rotations(slots, shown, queries), hidden
 
-    def cache_positions(self, slots: int, spacing: float, length: int) -> Tensor:
-        return self._rotations(slots, spacing, self.short_term.size, length)
+    def cache_positions(self, slots: SlotLine, length: int) -> Tensor:
+        return self._rotations(slots, self.short_term.size, length)
 
-    def _rotations(self, slots: int, spacing: float, shown: int, queries: int) -> Tensor:
-        """Of the slots, back from 0, then of K + S - shown .. K + S + queries - 1."""
-        like, kept = self.layers[0].inner.weight, self.short_term.size
-        places = torch.arange(kept - shown, kept + queries, device=like.device)
-        back = torch.arange(-slots, 0, device=like.device) * spacing
+    def _rotations(self, slots: SlotLine, shown: int, queries: int) -> Tensor:
+        """Of slots, the last `shown` of sinks and short-term memory, and queries."""
+        like, size, sinks = self.layers[0].inner.weight, self.short_term.size, self.short_term.sinks
+        places = torch.arange(size - shown, size + queries, device=like.device).float()
+        places[: max(0, shown - size + sinks)] -= slots.reach
+        back = sinks + torch.arange(-slots.shown, 0, device=like.device) * slots.spacing
         width = self.layers[0].attention.head_dim
         return rotations(torch.cat([back, places]), width, self.theta, like.dtype)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fairseq_inf.models.decoder import MemoryDecoder, WindowConfig
 from fairseq_inf.models.settings import numbers, setting
-from fairseq_inf.modules import DecoderLayer, RelativeAttention, sinusoids
+from fairseq_inf.modules import DecoderLayer, RelativeAttention, SlotLine, sinusoids
 
 
 def _cutoffs(cfg: Any, dictionary: Any) -> list[int]:
@@ -123,12 +123,12 @@ class TransformerXLDecoder(MemoryDecoder):
         return x if self.output_projection is None else self.output_projection(x)
 
     def positions(
-        self, slots: int, spacing: float, shown: int, queries: int, hidden: Tensor
+        self, slots: SlotLine, shown: int, queries: int, hidden: Tensor
     ) -> tuple[Tensor, Tensor]:
-        return self._distances(slots + shown + queries - 1, -1), hidden
+        return self._distances(slots.shown + shown + queries - 1, -1), hidden
 
-    def cache_positions(self, slots: int, spacing: float, length: int) -> Tensor:
-        return self._distances(slots + self.short_term.size + length - 1, 0)
+    def cache_positions(self, slots: SlotLine, length: int) -> Tensor:
+        return self._distances(slots.shown + self.short_term.size + length - 1, 0)
 
     def _distances(self, farthest: int, nearest: int) -> Tensor:
         """Encoded distances farthest, farthest - 1 .. nearest."""
