@@ -8,13 +8,13 @@ from commands import enter, refused
 from conftest import ROOT
 from test_pretrained import KINDS, convert, hugging_face
 
-from fairseq_inf.experiments import looks, worth
+from fairseq_inf.experiments import worth
 
 
 @pytest.mark.slow
-def test_the_worth_of_an_untrained_memory_and_what_is_looked_at_are_measured(tmp_path, capsys):
+def test_the_worth_of_an_untrained_memory_is_measured(tmp_path, capsys):
     hugging_face(tmp_path / "hf", **KINDS[0])
-    flags = "--arch selective_memory_lm_llama --ltm-slots 8 --ltm-pick 2 --stm-length 8 "
+    flags = "--arch selective_memory_lm_llama --ltm-slots 8 --stm-length 8 "
     flags += "--sink-tokens 2 --tokens-per-sample 8"
     convert(tmp_path / "hf", tmp_path / "model", *flags.split())
     (tmp_path / "in" / "valid").mkdir(parents=True)
@@ -31,23 +31,18 @@ def test_the_worth_of_an_untrained_memory_and_what_is_looked_at_are_measured(tmp
         enter(worth.main, "worth", *own, "--tokens", 70, "--context", 16, *words)
         return [line.split() for line in capsys.readouterr().out.splitlines()]
 
-    first = measure("{}", "{'stm_length': 0, 'ltm_pick': 1}")
+    first = measure("{}", "{'stm_length': 0, 'ltm_slots': 4}")
     second = measure("{}")  # from the file, but for the memory
     names = ["2", "alone", "with", "short", "memory", "memory", "short", "memory", "memory"]
     assert [row[0] for row in first] == names and "share" in first[4]
     assert first[5][:4] == "memory of another document".split()
     assert first[5][4] != first[4][2], "the books differ"
     assert first[:4] == second[:4] and first[4][:6] == second[4][:6]
-
-    enter(looks.main, "looks", *own, "--tokens", 55, "--context", 40)
-    *layers, every = capsys.readouterr().out.splitlines()[2:]
-    assert len(layers) == 2 and every.startswith("| all |")
-    for row in (*layers, every):
-        sinks, window, beyond, near, picked, returned, best = map(float, row.split("|")[2:-1])
-        assert abs(sinks + window + beyond - 100) < 0.2
-        assert all(0 < x <= best < 100.1 for x in (near, picked, returned))
     for said, words in (
-        ("ltm_pik is not a setting of this model, is it ltm_pick", ["--memory", "{'ltm_pik': 1}"]),
+        (
+            "ltm_slot is not a setting of this model, is it ltm_slots",
+            ["--memory", "{'ltm_slot': 1}"],
+        ),
         ("--memory must be a dict", ["--memory", "8"]),
         ("has no split none", ["--split", "none"]),
         ("has fewer than --tokens 999", ["--tokens", 999]),

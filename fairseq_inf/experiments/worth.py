@@ -1,7 +1,7 @@
 """fairseq-inf-worth: how much of a long context's worth a memory wins back, book by book.
 
     fairseq-inf-worth data-bin/smollm2 --path imported/smollm2-slots/checkpoint.pt \\
-        --tokens 4096 --memory "{}" --memory "{'ltm_pick': 8}"
+        --tokens 4096 --memory "{}" --memory "{'ltm_policy': 'last'}"
 
 Each document of the split is a stream of its first --tokens, read in segments of L, and counted
 from token --context on.  In bits a token:
@@ -220,7 +220,7 @@ def main() -> None:
     try:
         rows = [(text, dict(ast.literal_eval(text))) for text in args.memory or ["{}"]]
     except (ValueError, SyntaxError, TypeError):
-        parser.error("--memory must be a dict as {'ltm_pick': 8}")
+        parser.error("--memory must be a dict as {'ltm_policy': 'last'}")
     with plain_errors(parser.prog):
         measure(args, dtype, rows)
 
