@@ -6,7 +6,11 @@ on torch alone.
 
 from typing import Any
 
+from .errors import quiet_interrupts
+
 __version__ = "0.4.0"
+
+quiet_interrupts()
 
 
 def from_pretrained(folder: str, checkpoint: str, data: str, **settings: Any) -> Any:

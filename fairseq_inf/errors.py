@@ -3,11 +3,13 @@
 import contextlib
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 
+INTERRUPTED = "interrupted, nothing was written"
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -27,7 +29,15 @@ class SettingError(ValueError):
         return self.told({})
 
 
-MENDABLE = (Failure, OSError, ValueError, MemoryError)
+class Stopped(KeyboardInterrupt):
+    """A signal that kills, as Ctrl-C."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+MENDABLE = (Failure, OSError, ValueError, MemoryError, FloatingPointError)
 
 
 def wants_traceback() -> bool:
@@ -39,18 +49,36 @@ def plain_errors(command: str) -> Iterator[None]:
     """Inside, such an error ends the command with its sentence alone."""
     try:
         yield
-    except KeyboardInterrupt:
-        print(f"{command}: interrupted, nothing was written", file=sys.stderr)
-        sys.exit(130)
+    except KeyboardInterrupt as stopped:
+        print(f"{command}: {INTERRUPTED}", file=sys.stderr)
+        sys.exit(128 + getattr(stopped, "number", signal.SIGINT))
     except MENDABLE as error:
         if wants_traceback():
             raise
-        said = str(error)
-        if isinstance(error, OSError) and error.strerror:
-            said = f"{error.filename or 'a file'} cannot be used: {error.strerror}"
-        if isinstance(error, MemoryError):
-            said = "out of memory"
-        sys.exit(f"{command}: {said}")
+        sys.exit(f"{command}: {sentence(error)}")
+
+
+def sentence(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'a file'} cannot be used: {error.strerror}"
+    return "out of memory" if isinstance(error, MemoryError) else str(error)
+
+
+def quiet_interrupts() -> None:
+    """Ctrl-C while one of our commands is still importing ends it in one line, too; a program that
+    uses this package as a library is left as it is."""
+    names = [os.path.basename(word) for word in sys.orig_argv[1:3]]
+    ours = [name for name in names if name.startswith(("fairseq-inf-", "fairseq_inf."))]
+    if not ours or wants_traceback():
+        return
+
+    def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt):  # python then ends itself by the signal
+            print(f"{ours[0]}: {INTERRUPTED}", file=sys.stderr)
+        else:
+            sys.__excepthook__(kind, error, trace)
+
+    sys.excepthook = say
 
 
 def plain_errors_in_fairseq() -> None:
@@ -66,6 +94,6 @@ def _say(kind: type[BaseException], error: BaseException, trace: TracebackType |
     raised_in = traceback.extract_tb(trace)[-1].filename if trace else ""
     if issubclass(kind, MENDABLE) and raised_in.startswith(PACKAGE + os.sep):
         sys.stdout.flush()
-        print(f"{kind.__name__}: {error}", file=sys.stderr)
+        print(f"{kind.__name__}: {sentence(error)}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)

@@ -5,12 +5,14 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from .errors import Failure
+from .errors import Failure, Stopped
+
+NO_RIGHT = "you may not write in {}"
 
 
 def open_text(path: str | os.PathLike[str]) -> TextIO:
@@ -29,6 +31,8 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Raise an error if a file cannot be written there.  A link is followed."""
+    if not os.fspath(path):
+        raise FileNotFoundError("the name of a file to write is empty: name one")
     folder = os.path.dirname(os.path.realpath(path))
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"{path} cannot be written: {folder} does not exist")
@@ -37,7 +41,7 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError(f"{path} cannot be written: there is something that is no file")
     if not os.access(folder, os.W_OK):
-        raise PermissionError(f"{path} cannot be written: {folder} is not yours")
+        raise PermissionError(f"{path} cannot be written: {NO_RIGHT.format(folder)}")
 
 
 @contextmanager
@@ -47,7 +51,7 @@ def whole_file(path: str | os.PathLike[str], private: bool = False) -> Iterator[
     check_writable(path)
     real = Path(os.path.realpath(path))
     partial = real.with_name(f"{real.name}.partial")
-    with ended_by_signals():
+    with ended_by_signals(), named(path):
         try:
             yield partial
             if not private:
@@ -58,25 +62,43 @@ def whole_file(path: str | os.PathLike[str], private: bool = False) -> Iterator[
 
 
 @contextmanager
-def whole_folder(path: Path, replace: bool = False) -> Iterator[Path]:
-    """The same for a folder, made with those above it.  replace: one that is there already"""
+def whole_folder(path: Path, own: Collection[str] = ()) -> Iterator[Path]:
+    """The same for a folder, made with those above it.  own: the names in it that are replaced if
+    it is there already; nothing else in it is touched"""
     path = path.absolute()
-    if not replace and path.exists() and (not path.is_dir() or any(path.iterdir())):
+    there = path.is_dir() and any(path.iterdir())
+    if (there and not own) or (path.exists() and not path.is_dir()):
         raise Failure(f"{path} exists already: remove it, or name another output")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     except OSError as error:
         raise Failure(f"{path} cannot be written: {error.strerror}") from None
-    with ended_by_signals():
+    with ended_by_signals(), named(path):
         try:
             yield partial
             partial.chmod(0o777 & ~umask())
-            if replace:
-                shutil.rmtree(path, ignore_errors=True)
-            partial.rename(path)
+            for file in partial.rglob("*"):  # some libraries make theirs private
+                file.chmod((0o777 if file.is_dir() else 0o666) & ~umask())
+            if not there:
+                partial.rename(path)  # over an empty one
+                return
+            for name in own:
+                if not (partial / name).exists():
+                    _remove(path / name)
+            for new in sorted(partial.rglob("*")):
+                at = path / new.relative_to(partial)
+                if new.is_dir():
+                    at.mkdir(exist_ok=True)
+                else:
+                    new.replace(at)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_file() or path.is_symlink():
+        path.unlink()
 
 
 @contextmanager
@@ -87,12 +109,27 @@ def ended_by_signals() -> Iterator[None]:
         both = (signal.SIGTERM, signal.SIGHUP)
         kills = [kill for kill in both if signal.getsignal(kill) is signal.SIG_DFL]
     for kill in kills:
-        signal.signal(kill, signal.default_int_handler)
+        signal.signal(kill, _stop)
     try:
         yield
     finally:
         for kill in kills:
             signal.signal(kill, signal.SIG_DFL)
+
+
+def _stop(number: int, frame: Any) -> None:
+    raise Stopped(number)
+
+
+@contextmanager
+def named(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Inside, an error of the system that names no file, as that of a full disk, is of this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = os.fspath(path)
+        raise
 
 
 def umask() -> int:

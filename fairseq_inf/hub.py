@@ -24,7 +24,7 @@ from fairseq_inf.data.turns import Piece, Turns, load_turns
 from fairseq_inf.files import read_text
 from fairseq_inf.memory import load_state, save_state
 from fairseq_inf.models.generation import Opened, Reading, new_reading, read
-from fairseq_inf.models.memory_lm import MemoryLM
+from fairseq_inf.models.memory_lm import MemoryLM, check_numbers
 from fairseq_inf.talk import Talk
 from fairseq_inf.tasks.checkpoints import check_names, open_checkpoint
 
@@ -154,6 +154,7 @@ class MemoryHub(nn.Module):
         tokens = self.tokens_of(_string(text))
         self.check(len(tokens), self.unknown(tokens), "the text")
         _, scores = self._read(self.reading_of(memory), tokens, score=True)
+        check_numbers(scores)
         return {"tokens": tokens, "positional_scores": scores[0], "score": scores[0].mean()}
 
     def generate(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fairseq_inf.models.generation import Continuation, Opened, OpenSegment
+from fairseq_inf.models.memory_lm import check_numbers
 
 if TYPE_CHECKING:
     from fairseq_inf.hub import Memory, MemoryHub
@@ -48,6 +49,7 @@ class Talk:
         told = ""
         try:
             while len(found) < max_tokens:
+                check_numbers(running.output)
                 scores = decoder.get_normalized_probs((running.output, {}), True, None)[0, -1]
                 token = choose(scores.index_fill(0, self.never.to(scores.device), -torch.inf), topp)
                 found.append(token)

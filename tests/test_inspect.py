@@ -119,9 +119,12 @@ def test_losses_with_and_without_the_memory_are_those_of_an_evaluation(inspected
 @pytest.mark.slow
 def test_figures_and_page_come_again_from_a_trace(inspected, data):
     again = data / "again"
+    shutil.copytree(inspected("sticky") / "trace", again / "trace")
+    (again / "letter").write_text("mine")
     words = ["--trace", inspected("gibbs") / "trace", "--output", again]
     code, printed = commands.run("fairseq-inf-inspect", words, ROOT)  # as a user does it
-    assert code == 0, printed
+    assert code == 0 and "its files are replaced" in printed, printed
+    assert (again / "letter").read_text() == "mine"
     for name in ("index.html", "phrases.csv", "attended.csv"):
         assert (again / name).read_bytes() == (inspected("gibbs") / name).read_bytes()
 

@@ -33,6 +33,7 @@ from slow import Slow
 
 from fairseq_inf.data import LineEncoding, StreamIterator
 from fairseq_inf.data.encoding import SentencePiece
+from fairseq_inf.hub import open_hub
 from fairseq_inf.models import InfiniteFormerLM
 from fairseq_inf.tasks.long_sequence_lm import LongSequenceLMConfig, LongSequenceLMTask
 
@@ -319,6 +320,52 @@ def test_an_evaluation_ends_in_the_sentence_alone(data_bin, trained, name):
     args, sentence = EVALUATION[name]
     path = trained[0] / "checkpoint_best.pt"
     assert sentence in commands.refusal("fairseq-eval-lm", data_bin, *TASK, "--path", path, *args)
+
+
+def changed(checkpoint, path, change):
+    """The same checkpoint with other weights."""
+    state = load(checkpoint)
+    for name, x in state["model"].items():
+        change(name, x)
+    torch.save(state, path)
+    return path
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_checkpoint_with_nan_is_refused_and_the_tensor_named(trained, data_bin, tmp_path, value):
+    def spoil(name, x):
+        if name == "decoder.layers.1.outer.weight":
+            x[0, 0] = value
+
+    path = changed(trained[0] / "checkpoint_best.pt", tmp_path / "bad.pt", spoil)
+    said = "NaN or infinity in decoder.layers.1.outer.weight"
+    command = ["fairseq-eval-lm", data_bin, *TASK, "--path", path]
+    assert said in commands.refusal(*command)
+    assert said in commands.refusal(
+        "fairseq-train", data_bin, *TASK, *MODEL, *TRAIN, "--save-dir", tmp_path / "save",
+        "--finetune-from-model", path,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=said):
+        open_hub(str(path), str(data_bin), cpu=True)
+    assert said in commands.refusal("fairseq-inf-import", "--back", path, tmp_path / "out")
+
+
+def test_numbers_that_overflow_in_an_evaluation_are_no_success(trained, data_bin, tmp_path):
+    def enlarge(name, x):
+        if x.is_floating_point():
+            x.mul_(1e15)  # tied ones twice
+
+    path = changed(trained[0] / "checkpoint_best.pt", tmp_path / "large.pt", enlarge)
+    said = "the model computes NaN or infinity"
+    assert said in commands.refusal("fairseq-eval-lm", data_bin, *TASK, "--path", path)
+    hub = open_hub(str(path), str(data_bin), cpu=True)
+    with pytest.raises(FloatingPointError, match=said):
+        hub.score("word1 word2 word3")
+    with pytest.raises(FloatingPointError, match=said):
+        hub.generate("word1 word2 word3")
+    with pytest.raises(ValueError, match="is not written: there is NaN or infinity in"):
+        hub.read("word1 word2 " * 40).save(tmp_path / "memory")
+    assert not (tmp_path / "memory").exists()
 
 
 TRAINING = {

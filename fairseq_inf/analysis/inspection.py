@@ -15,6 +15,7 @@ from torch import Tensor
 from fairseq_inf.errors import Failure
 from fairseq_inf.hub import MemoryHub
 from fairseq_inf.models.decoder import MemoryDecoder, score_features
+from fairseq_inf.models.memory_lm import check_numbers
 from fairseq_inf.models.watch import Watch, Written
 
 from .sample import Sample
@@ -54,6 +55,7 @@ class Reader:
         with _memory(decoder, self.memory), Watch(decoder) as watch:
             features, self.state, _ = decoder(inputs[None], self.state, head=False)
             loss = -score_features(decoder, features[0], targets)
+        check_numbers(-loss)
         self.loss += float(loss.double().sum())
         return loss.cpu().numpy(), watch.layers
 

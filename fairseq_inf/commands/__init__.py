@@ -33,6 +33,11 @@ def text_named(name: str, parser: argparse.ArgumentParser) -> Path | io.TextIOWr
     return Path(name)
 
 
+def counted(count: int, name: str) -> str:
+    """ "1 token is", "2 tokens are\""""
+    return f"{count:,} {name} is" if count == 1 else f"{count:,} {name}s are"
+
+
 def check_least(args: argparse.Namespace, **least: int) -> None:
     """least: of each option what it may be at least, if it is given."""
     for name, bound in least.items():

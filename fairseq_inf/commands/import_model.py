@@ -33,6 +33,7 @@ from fairseq_inf.data import dictionary_state
 from fairseq_inf.data.turns import CHAT
 from fairseq_inf.errors import Failure, plain_errors
 from fairseq_inf.files import whole_file, whole_folder
+from fairseq_inf.memory import not_finite
 from fairseq_inf.models.memory_lm import host_of
 from fairseq_inf.models.settings import flag
 from fairseq_inf.models.upgrade import upgrade
@@ -65,6 +66,9 @@ def convert(args: argparse.Namespace, flags: list[str], folder: Path) -> str:
         write_dictionary(path, words, end)
     dictionary = Dictionary.load(str(path))
     ids = token_ids(dictionary, words, end, args.dict or path)
+    spoilt = not_finite(source.tensors)
+    if spoilt:
+        raise Failure(f"{source.path} has NaN or infinity in {spoilt}: fetch it again")
     weights = layout.to_ours(source.tensors, config, ids)
     arch = args.arch or f"{layout.name}_lm"
     kind = architecture(layout, arch)

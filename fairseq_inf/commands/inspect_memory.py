@@ -15,17 +15,22 @@ import shutil
 import time
 from pathlib import Path
 
-from fairseq_inf.analysis.figures import draw, held, write_tables
+from fairseq_inf.analysis.figures import FIGURES, draw, held, write_tables
 from fairseq_inf.analysis.inspection import inspect
 from fairseq_inf.analysis.page import write_page
 from fairseq_inf.analysis.report import pyplot
 from fairseq_inf.analysis.trace import Trace
 from fairseq_inf.commands import add_model, command_line, text_named
 from fairseq_inf.errors import Failure, plain_errors
-from fairseq_inf.files import whole_folder
+from fairseq_inf.files import NO_RIGHT, whole_folder
 from fairseq_inf.hub import MemoryHub, open_hub
 
 COMMAND = "fairseq-inf-inspect"
+OWN = (  # files that are replaced if they are of an inspection of before
+    *(f"{name}{kind}" for name in FIGURES for kind in (".png", ".svg")),
+    *("index.html", "attended.csv", "phrases.csv"),
+    *("trace/trace.json", "trace/trace.safetensors"),
+)
 
 
 def parse() -> argparse.Namespace:
@@ -58,8 +63,9 @@ def check_output(output: Path) -> None:
     parent = output.absolute().parent
     if not parent.is_dir():
         raise Failure(f"--output {output} cannot be made: {parent} does not exist")
-    if not os.access(parent, os.W_OK):
-        raise Failure(f"--output {output} cannot be made: {parent} is not yours")
+    for folder in (parent, output):
+        if folder.is_dir() and not os.access(folder, os.W_OK):
+            raise Failure(f"--output {output} cannot be made: {NO_RIGHT.format(folder)}")
 
 
 def open_hubs(args: argparse.Namespace) -> tuple[MemoryHub, MemoryHub | None]:
@@ -80,7 +86,10 @@ def main() -> None:
         pyplot()  # to learn before the text is read whether it is there
         if args.trace:
             Trace(args.trace)
-        with whole_folder(args.output, replace=True) as folder:
+        if (args.output / "trace").is_dir():
+            before = Trace(args.output / "trace").info["text"]
+            print(f"{args.output} has the inspection of {before}: its files are replaced")
+        with whole_folder(args.output, own=OWN) as folder:
             if args.trace:
                 shutil.copytree(args.trace, folder / "trace")
             else:
@@ -100,7 +109,8 @@ def show(folder: Path) -> str:
         write_tables(trace, folder)
     write_page(trace, folder / "index.html")
     found, text = trace.info["perplexity"], trace.info["text"]
-    told = f"{text}: {trace.info['tokens']:,} tokens, perplexity {found['on']:.2f}, and "
+    count = trace.info["tokens"]
+    told = f"{text}: {count:,} token{'s' * (count != 1)}, perplexity {found['on']:.2f}, and "
     return told + f"{found['off']:.2f} without the long-term memory"
 
 

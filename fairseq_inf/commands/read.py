@@ -2,7 +2,7 @@
 
 import time
 
-from fairseq_inf.commands import add_model, command_line, text_named
+from fairseq_inf.commands import add_model, command_line, counted, text_named
 from fairseq_inf.errors import plain_errors
 from fairseq_inf.files import check_writable
 
@@ -20,16 +20,16 @@ def main() -> None:
     except OSError as error:
         parser.error(f"--output: {error}")
 
-    from fairseq_inf.hub import open_hub
-
     with plain_errors(parser.prog):
+        from fairseq_inf.hub import open_hub
+
         hub = open_hub(args.path, args.data, args.cpu)
         begin = time.time()
         memory = hub.load_memory(args.memory) if args.memory else None
         memory = hub.read(text, memory, progress=True)
         memory.save(args.output)
     seconds = time.time() - begin
-    print(f"{memory.tokens:,} tokens are in {args.output} after {seconds:.0f} seconds")
+    print(f"{counted(memory.tokens, 'token')} in {args.output} after {seconds:.0f} seconds")
 
 
 if __name__ == "__main__":

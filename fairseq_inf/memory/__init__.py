@@ -7,7 +7,7 @@ from .compressive import CompressiveMemory, CompressiveState
 from .continuous import ContinuousMemory
 from .contract import Encounter, LongTermMemory, Move, Plan, as_heads, side_by_side, take_part
 from .density import CellDensity, GaussianDensity, Weights
-from .file import load_state, save_state
+from .file import load_state, not_finite, save_state
 from .gaussian import GaussianReader
 from .gibbs import GibbsDensity, GibbsReader
 from .infini import InfiniMemory, InfiniState
@@ -56,6 +56,7 @@ __all__ = [
     "as_heads",
     "load_state",
     "mix",
+    "not_finite",
     "plan_write",
     "push",
     "ridge_operator",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,11 +25,32 @@ def save_state(state: State, path: str | os.PathLike[str], fingerprint: str) -> 
 
     tensors = {name: x.detach().cpu().clone().contiguous() for name, x in state.tensors().items()}
     metadata = {"schema": SCHEMA, "fingerprint": fingerprint, "checksum": checksum(tensors)}
+    spoilt = not_finite(tensors)
+    if spoilt:
+        raise ValueError(
+            f"{path} is not written: there is NaN or infinity in {spoilt} of the memory"
+        )
     with whole_file(path, private=True) as partial:
         try:
             save_file(tensors, partial, metadata=metadata)
         except (SafetensorError, OSError) as error:
             raise OSError(f"{path} cannot be written: {error}") from None
+
+
+def not_finite(tensors: Mapping[str, Any], may_be: str = "") -> str | None:
+    """-> the name of the first tensor with NaN or infinity in it.  may_be: the end of the names of
+    those that may have some"""
+    for name, x in tensors.items():
+        if (
+            not isinstance(x, Tensor)
+            or not x.is_floating_point()
+            or (may_be and name.endswith(may_be))
+        ):
+            continue
+        # a sum is quick, and finite where all of it is, unless it overflows
+        if not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
+            return name
+    return None
 
 
 def checksum(tensors: dict[str, Tensor]) -> str:

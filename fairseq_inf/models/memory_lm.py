@@ -3,6 +3,7 @@ memory of a training or an evaluation."""
 
 import hashlib
 import logging
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, make_dataclass
@@ -118,6 +119,8 @@ class MemoryLM(FairseqLanguageModel):
         elif any(begins):
             state = state.reset(starts)
         x, state, extra = self.decoder(src_tokens, state, src_lengths, project)
+        if not self.training and x is not None:
+            check_numbers(x)
         self.states[self.training] = state.detach()
         return x, extra
 
@@ -164,6 +167,16 @@ class MemoryLM(FairseqLanguageModel):
             digest.update(f"{name} {tuple(x.shape)} ".encode())
             digest.update(x.detach().cpu().float().contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+
+def check_numbers(found: Tensor) -> None:
+    """Refuse NaN and infinity in what an evaluation finds.  Words that a model does not have are at
+    -infinity."""
+    if not bool(found.sum() < math.inf) and not bool((found < math.inf).all()):
+        raise FloatingPointError(
+            "the model computes NaN or infinity: its weights are too large for its precision, or "
+            "its training has diverged; name an earlier checkpoint, or leave --fp16 and --bf16 out"
+        )
 
 
 def split_parameters(decoder: MemoryDecoder, freeze_host: bool) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .decoder import MemoryDecoder
 from .generation import Continuation, Opened, Reading, new_reading, read
+from .memory_lm import check_numbers
 
 
 class Nucleus(search.Sampling):
@@ -72,6 +73,7 @@ class PromptContinuer(FairseqIncrementalDecoder):
             # one reading a hypothesis from here on
             reading = encoder_out.pop("reading")
             incremental_state["continuation"] = Continuation(self.decoder, reading)
+            check_numbers(incremental_state["continuation"].output)
             return incremental_state["continuation"].output.clone(), None
         return incremental_state["continuation"].feed(prev_output_tokens[:, -1]).clone(), None
 

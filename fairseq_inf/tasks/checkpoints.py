@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from fairseq_inf.memory import not_finite
+
 
 def is_whole(path: str) -> bool:
     """A checkpoint is a zip file, whose directory is written last."""
@@ -38,6 +40,12 @@ def open_checkpoint(path: str) -> dict[str, Any]:
         state = None
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise ValueError(f"{path} is not a checkpoint: name one that fairseq-train wrote")
+    spoilt = not_finite(state["model"], may_be=".absent")
+    if spoilt:
+        raise ValueError(
+            f"checkpoint {path} has NaN or infinity in {spoilt}: its training has diverged, or the "
+            "file is damaged; name an earlier one"
+        )
     return state
 
 
