@@ -78,8 +78,6 @@ def whole_folder(path: Path, own: Collection[str] = ()) -> Iterator[Path]:
         try:
             yield partial
             partial.chmod(0o777 & ~umask())
-            for file in partial.rglob("*"):  # some libraries make theirs private
-                file.chmod((0o777 if file.is_dir() else 0o666) & ~umask())
             if not there:
                 partial.rename(path)  # over an empty one
                 return
