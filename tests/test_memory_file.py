@@ -110,12 +110,13 @@ def test_a_counter_out_of_its_range_is_refused_though_the_checksum_is_right(memo
     counters = [
         name
         for name, x in reading.tensors().items()
-        if not x.is_floating_point() and not name.endswith(("key", "position"))
+        if x.dtype in (torch.int, torch.long) and not name.endswith(("key", "position"))
     ]
     assert "count" in counters and "memory.filled" in counters
     for name in counters:
         for value in COUNTERS:
-            if name == "tokens" and value > 0:
+            kind = torch.iinfo(reading.tensors()[name].dtype)
+            if name == "tokens" and value > 0 or not kind.min <= value <= kind.max:
                 continue  # the hub knows the dictionary
             forge(
                 path, lambda x, name=name, value=value: {**x, name: torch.full_like(x[name], value)}

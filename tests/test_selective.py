@@ -1,9 +1,11 @@
 """What a policy rates highest of what leaves the window is kept whole, and the host reads it."""
 
+import re
+
 import naive
 import pytest
 import torch
-from conftest import load, train
+from conftest import ROOT, load, train
 from zoo import HOSTS, make_model, stream, text
 
 from fairseq_inf.memory import SelectiveMemory, selective
@@ -72,6 +74,22 @@ def test_a_policy_is_found_by_its_name(monkeypatch):
     assert written(SelectiveMemory(4, 3, "first"), chunks([6, 4])).number.tolist() == [[0, 1, 2]]
     with pytest.raises(ValueError, match="policy must be of looks, surprise, .*first, got 'worst'"):
         SelectiveMemory(4, 3, "looks,worst")
+
+
+def test_the_policy_of_the_guide_keeps_what_is_least_like_the_others(monkeypatch):
+    """Also in a row that has less than the others."""
+    guide = (ROOT / "CONTRIBUTING.md").read_text().split("## Add a policy")[1]
+    names = vars(selective).copy()
+    exec(re.search(r"```python\n(.*?)```", guide, re.S)[1], names)
+    monkeypatch.setitem(selective.POLICIES, "key_diff", names["key_diff"])
+    memory, vectors = SelectiveMemory(4, 2, "key_diff"), torch.ones(2, 6, 4)
+    vectors[:, 2, 0] = vectors[:, 4, 1] = -1
+    vectors[1, :2] = torch.tensor([-9.0, 9, 1, 1])  # have not left
+    plan = memory.plan([6, 4], memory.initial_state(2))
+    args = AsTheyAre, torch.zeros(2).long(), torch.zeros(2, 6, 2)
+    state, _ = memory.write(vectors, memory.initial_state(2), plan, *args)
+    assert state.number.tolist() == [[2, 4], [0, 2]]
+    SelectiveMemory(4, 2, "looks,key_diff")
 
 
 def test_looks_go_on_while_a_vector_is_kept():

@@ -38,6 +38,7 @@ class Candidates:
     chances: Tensor  # of how many queries
     surprise: Tensor  # -log p of its token and of those around it, in the mean; 0: not known
     number: Tensor  # which it is of all that ever left
+    real: Tensor  # bool: a row may have fewer than n
     key: Tensor  # B: a hash of all that was read
     projected: Callable[[], Tensor]  # B x n x 2 G d: keys and values
 
@@ -249,7 +250,7 @@ class SelectiveMemory(LongTermMemory):
         looks, chances, *known = both.marks.unbind(2)
         surprise = known[0] if known else torch.zeros_like(looks)
         left = Candidates(
-            looks, chances, surprise, both.number, key,
+            looks, chances, surprise, both.number, real, key,
             lambda: self.restored(both.slots, both.scales),
         )  # fmt: skip
         best = torch.stack([rank(policy(left), real) for policy in self.policies]).amax(dim=0)
