@@ -1,18 +1,22 @@
 """What the memory costs: one table, and one line of JSON.
 
-    python scripts/bench.py                # about 7 minutes on 2 cores
-    python scripts/bench.py --streams      # long streams of all schedules and densities, in both
+    python scripts/bench.py                # about 12 minutes on 2 cores
+    python scripts/bench.py --only gpt     # one part: gpt, overhead, generation, parts, stream
+    python scripts/bench.py --only streams # long streams of all schedules and densities, in both
                                            # precisions, about 15 minutes
-    python scripts/bench.py --gpt2         # a training step of GPT-2 small, about 2 minutes
+    python scripts/bench.py --only gpt2    # a training step of GPT-2 small, about 2 minutes
 
 Ratios are medians over rounds in which both sides run one after the other, so that a noisy
-machine slows both.
+machine slows both; it is told of, all the same.  All is measured with one thread and with as many
+as there are cores; names that end in _1t are of one.
 """
 
 import argparse
 import json
+import os
 import resource
 import statistics
+import sys
 import time
 from types import SimpleNamespace
 
@@ -21,6 +25,8 @@ import torch.nn.functional as F
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 import fairseq_inf.models  # noqa: F401  (registers them)
@@ -52,6 +58,9 @@ class GPT(nn.Module):
             for _ in range(layers)
         )
         self.norm = nn.LayerNorm(dim)
+        for module in self.modules():  # as GPT-2 starts; at N(0, 1) its gradients are denormal
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
 
     def forward(self, tokens, starts):
         b, t = tokens.shape
@@ -144,6 +153,57 @@ def typical(times, a):
     return statistics.median(t[a] for t in times)
 
 
+class Denormals(TorchDispatchMode):
+    """Counts the numbers too small to be normal that operations give, forward and backward: a CPU
+    takes many times as long for each."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        out = operation(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, torch.Tensor) and x.is_floating_point():
+                size = x.detach().abs()
+                self.count += int(((size > 0) & (size < torch.finfo(x.dtype).tiny)).sum())
+        return out
+
+
+def machine_seconds():
+    """Processor time of the whole machine, stolen time included, and of this process."""
+    with open("/proc/stat") as file:
+        user, nice, system, _, _, irq, soft, stolen, *_ = map(int, file.readline().split()[1:])
+    busy = user + nice + system + irq + soft + stolen
+    return busy / os.sysconf("SC_CLK_TCK"), time.process_time()
+
+
+class Quiet:
+    """Tells, after a measurement, if anything else was at work."""
+
+    def __init__(self, out, part):
+        self.out, self.part = out, part
+
+    def __enter__(self):
+        self.known = os.path.exists("/proc/stat")
+        self.begin = time.perf_counter(), *(machine_seconds() if self.known else ())
+
+    def __exit__(self, *error):
+        if not self.known:
+            return
+        wall, busy, own = (
+            a - b
+            for a, b in zip((time.perf_counter(), *machine_seconds()), self.begin, strict=True)
+        )
+        others = max(0.0, busy - own) / wall
+        self.out[f"others_{self.part}"] = round(others, 3)
+        if others > 0.05:
+            print(
+                f"warning: while {self.part} was measured, other work took {others:.2f} of a core",
+                file=sys.stderr,
+            )
+
+
 def gemm_rate(rounds=10):
     """FLOP/s of a matrix product that suits the machine."""
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
@@ -199,6 +259,12 @@ def bench_against_gpt(out, rounds):
                 step(ours.train(), torch.optim.SGD(ours.parameters(), 0.0), tokens, False)
             out["gemm_gflops"] = rate / 1e9
             out["gemm_share"] = counter.get_total_flops() / typical(times, 1) / rate
+        for name, model in (("paper", ours), ("gibbs", gibbs), ("gpt", gpt)):
+            tokens = torch.randint(4, words, (rows, length))
+            optimizer = torch.optim.SGD(model.parameters(), 0.0) if train else None
+            with Denormals() as found, torch.set_grad_enabled(train):
+                step(model.train(train), optimizer, tokens, False)
+            out[f"{mode}_denormals_{name}"] = found.count
 
 
 @torch.no_grad()
@@ -376,6 +442,12 @@ EXPLAINED = {
     "eval_cost_transformer_xl_vs_gpt": "evaluation of transformer_xl_lm / GPT",
     "train_tokens_per_s": "tokens a second in training",
     "eval_tokens_per_s": "tokens a second in evaluation",
+    "train_denormals_gpt": "numbers too small to be normal in a step of the GPT",
+    "train_denormals_paper": "the same in a step with the paper's memory",
+    "train_denormals_gibbs": "and with a Gibbs density",
+    "eval_denormals_gpt": "in an evaluation of the GPT",
+    "eval_denormals_paper": "with the paper's memory",
+    "eval_denormals_gibbs": "and with a Gibbs density",
     "gemm_gflops": "matrix products of this machine, GFLOP/s",
     "gemm_share": "share of that rate that a training step reaches",
     "generate_ms": "ms a generated token after a prompt of 4,096, B = 1",
@@ -396,38 +468,59 @@ EXPLAINED = {
 }
 
 
+PARTS = {
+    "gpt": bench_against_gpt,
+    "overhead": bench_overhead,
+    "generation": lambda out, rounds: bench_generation(out, max(3, rounds // 2)),
+    "parts": lambda out, rounds: bench_parts(out, 3 * rounds),
+}
+
+
+def bench_streams(out, segments):
+    for schedule in ("constant", "uniform", "logarithmic"):
+        for density, widths in (("gaussian", "0.01,0.05"), ("gibbs", "auto")):
+            kind = {"ltm_schedule": schedule, "ltm_density": density, "ltm_widths": widths}
+            for name, dtype in (("", torch.float32), ("_bf16", torch.bfloat16)):
+                name = f" {schedule} {density}{name}"
+                bench_stream(out, segments, dtype, name, **kind)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=12, help="rounds of each comparison")
     parser.add_argument("--segments", type=int, default=10_000, help="segments of the stream")
-    only = parser.add_mutually_exclusive_group()
-    only.add_argument("--streams", action="store_true", help="only long streams, of every kind")
-    only.add_argument("--gpt2", action="store_true", help="only a training step of GPT-2 small")
+    parser.add_argument("--only", choices=[*PARTS, "stream", "streams", "gpt2"], help="one part")
     args = parser.parse_args()
     if args.rounds < 1 or args.segments < 100:
         parser.error("--rounds must be at least 1 and --segments at least 100")
-    torch.manual_seed(0)
-    out = {"threads": torch.get_num_threads(), "torch": torch.__version__}
-    if args.gpt2:
-        bench_gpt2(out, args.rounds)
-    else:
-        # the stream comes first: what runs before it would hide its own peak memory
-        bench_stream(out, args.segments, torch.float32, ltm_sticky=True, **PAPER)
-    if args.streams:
-        for schedule in ("constant", "uniform", "logarithmic"):
-            for density, widths in (("gaussian", "0.01,0.05"), ("gibbs", "auto")):
-                kind = {"ltm_schedule": schedule, "ltm_density": density, "ltm_widths": widths}
-                for name, dtype in (("", torch.float32), ("_bf16", torch.bfloat16)):
-                    name = f" {schedule} {density}{name}"
-                    bench_stream(out, args.segments, dtype, name, **kind)
-    elif not args.gpt2:
-        bench_overhead(out, args.rounds)
-        bench_against_gpt(out, args.rounds)
-        bench_generation(out, max(3, args.rounds // 2))
-        bench_parts(out, 3 * args.rounds)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    out = {"threads": cores, "torch": torch.__version__}
+    torch.set_num_threads(cores)
+    # the stream comes first: what runs before it would hide its own peak memory
+    if args.only in (None, "stream", "streams"):
+        torch.manual_seed(0)
+        with Quiet(out, "stream"):
+            bench_stream(out, args.segments, torch.float32, ltm_sticky=True, **PAPER)
+            if args.only == "streams":
+                bench_streams(out, args.segments)
+    if args.only == "gpt2":
+        with Quiet(out, "gpt2"):
+            bench_gpt2(out, args.rounds)
+    for name, part in PARTS.items():
+        if args.only not in (None, name):
+            continue
+        for threads in dict.fromkeys((cores, 1)):
+            torch.set_num_threads(threads)
+            torch.manual_seed(0)
+            ending = "" if threads == cores else "_1t"
+            found = {}
+            with Quiet(out, name + ending):
+                part(found, args.rounds)
+            out |= {key + ending: value for key, value in found.items()}
     for name, value in out.items():
         shown = f"{value:.3f}" if isinstance(value, float) else str(value)
-        print(f"{name:32} {shown:>24}  {EXPLAINED.get(name.split()[0], '')}")
+        explained = EXPLAINED.get(name.split()[0].removesuffix("_1t"), "")
+        print(f"{name:36} {shown:>24}  {explained}")
     print(json.dumps(out))
 
 
