@@ -163,7 +163,8 @@ class Denormals(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         out = operation(*args, **(kwargs or {}))
-        for x in tree_leaves(out):
+        new = "empty" in operation.name()  # it holds anything
+        for x in () if new else tree_leaves(out):
             if isinstance(x, torch.Tensor) and x.is_floating_point():
                 size = x.detach().abs()
                 self.count += int(((size > 0) & (size < torch.finfo(x.dtype).tiny)).sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -10,9 +11,27 @@ from torch import Tensor
 from fairseq_inf.errors import SettingError
 
 
+def least(dtype: torch.dtype) -> float:
+    """What is smaller counts as 0: the product of two such is no normal number, and a CPU takes
+    many times as long for each of those; far below what rounding leaves of a sum."""
+    return math.sqrt(torch.finfo(torch.promote_types(dtype, torch.float32)).tiny)
+
+
+def exp_(x: Tensor) -> Tensor:
+    """e^x, or 0 if that is less than `least`.  In place."""
+    with torch.no_grad():  # e^-inf has a gradient of 0
+        torch.threshold_(x.detach(), math.log(least(x.dtype)), -math.inf)
+    return x.exp_()
+
+
 def normal_pdf(x: Tensor, var: Tensor) -> Tensor:
     """Density of N(0, var) at x."""
-    return torch.exp(-0.5 * x**2 / var) * torch.rsqrt(2 * torch.pi * var)
+    return exp_(-0.5 * x**2 / var) * torch.rsqrt(2 * torch.pi * var)
+
+
+def without_tail(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """For that dtype, which it is not in yet."""
+    return x.masked_fill(x.abs() < least(dtype), 0)
 
 
 class GaussianBasis:

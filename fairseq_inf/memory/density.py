@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .basis import GaussianBasis
+from .basis import GaussianBasis, exp_
 
 
 @dataclass
@@ -30,7 +30,7 @@ class GaussianDensity:
         exponent = torch.addcmul(
             height[..., None], distance[..., None, :], -0.5 / spread[..., None]
         )
-        return exponent.exp_().flatten(-2)
+        return exp_(exponent).flatten(-2)
 
     def cdf(self, t: Tensor) -> Tensor:
         """P(x <= t).  t: K.  -> ... x K"""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fairseq_inf.errors import SettingError
 
-from .basis import GaussianBasis
+from .basis import GaussianBasis, without_tail
 from .contract import Encounter, as_heads
 from .density import CellDensity
 from .reader import Reader
@@ -61,7 +61,8 @@ class GibbsReader(Reader):
         super().__init__(dim, num_heads)
         places = (torch.arange(basis.num_basis, dtype=torch.float64) + 0.5) / basis.num_basis
         self.register_buffer("places", places, persistent=False)
-        self.register_buffer("psi", basis.evaluate(places), persistent=False)
+        psi = without_tail(basis.evaluate(places), torch.float)
+        self.register_buffer("psi", psi, persistent=False)
         self.gain = nn.Parameter(torch.full((num_heads,), float(gain)))  # g
         nn.init.zeros_(self.output.weight)
 

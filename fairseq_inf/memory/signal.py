@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fairseq_inf.errors import SettingError
 
-from .basis import GaussianBasis
+from .basis import GaussianBasis, without_tail
 from .contract import Move, Plan, take_part
 from .sampling import histogram_quantiles, uniform
 from .schedule import Constant, Schedule, write_operators
@@ -106,16 +106,19 @@ def update_operators(
     A = P psi those taken where the schedule says.  A is None if its powers grow, as they may with
     few samples and a slow schedule; P is None where it is not needed, which is unless `sampled`.
     """
+
+    def kept(x: Tensor) -> Tensor:
+        return without_tail(x, dtype).to(device, dtype).contiguous()
+
     basis = GaussianBasis(num_basis, widths)
     carry, past, fit = write_operators(basis, schedule.places(step, count, samples), ridge)
-    if carry is None:
-        return None, None, fit.to(device, dtype).contiguous()
-    kept = None if _grows(carry) else carry.to(device, dtype).contiguous()
-    wanted = past if sampled or kept is None else None
+    if carry is None or past is None:
+        return None, None, kept(fit)
+    steady = not _grows(carry)
     return (
-        kept,
-        None if wanted is None else wanted.to(device, dtype).contiguous(),
-        fit.to(device, dtype).contiguous(),
+        kept(carry) if steady else None,
+        kept(past) if sampled or not steady else None,
+        kept(fit),
     )
 
 
