@@ -38,6 +38,7 @@ setup(
             "fairseq-inf-dialogue = fairseq_inf.dialogue.evaluate:main",
             "fairseq-inf-inspect = fairseq_inf.commands.inspect_memory:main",
             "fairseq-inf-import = fairseq_inf.commands.import_model:main",
+            "fairseq-inf-needles = fairseq_inf.experiments.needles:main",
             "fairseq-inf-prepare = fairseq_inf.commands.prepare:main",
             "fairseq-inf-prepare-dialogue = fairseq_inf.dialogue.prepare:main",
             "fairseq-inf-read = fairseq_inf.commands.read:main",

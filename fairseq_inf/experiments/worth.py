@@ -20,40 +20,24 @@ alone.
 """
 
 import argparse
-import ast
-import hashlib
-import json
-import logging
 import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fairseq.data import Dictionary, data_utils
 from torch import Tensor
 
-from fairseq_inf.errors import Failure, plain_errors
-from fairseq_inf.hub import from_pretrained
+from fairseq_inf.errors import plain_errors
 from fairseq_inf.modules import LayerState
 
+from .measuring import add_memories, digest_of, documents, load, memories, new_parser, once, parse
+
 # B documents, T tokens of a segment
-
-
-def documents(data: Path, split: str, tokens: int) -> Tensor:
-    """The first tokens of each document, and eos before them.  -> B x tokens + 1"""
-    dictionary = Dictionary.load(str(data / "dict.txt"))
-    lines = data_utils.load_indexed_dataset(str(data / split), dictionary)
-    if lines is None:
-        raise Failure(f"{data} has no split {split}")
-    short = [number for number in range(len(lines)) if len(lines[number]) < tokens]
-    if short:
-        raise Failure(f"document {short[0]} of {split} has fewer than --tokens {tokens}")
-    eos = torch.tensor([dictionary.eos()])
-    return torch.stack([torch.cat([eos, lines[i][:tokens].long()]) for i in range(len(lines))])
 
 
 def bits(x: Tensor, targets: Tensor) -> Tensor:
@@ -122,47 +106,10 @@ def with_context(
     return out, seconds / out.numel()
 
 
-def load(path: Path, data: Path, dtype: torch.dtype, **settings: Any) -> tuple[Any, int]:
+def decoder_of(args: argparse.Namespace, dtype: torch.dtype, **settings: Any) -> tuple[Any, int]:
     """-> decoder, L"""
-    hub = from_pretrained(str(path.parent), path.name, str(data.resolve()), **settings)
-    return hub.model.to(dtype).decoder, hub.length
-
-
-def once(file: Path, key: str, compute: Callable[[], Any]) -> list[Any]:
-    """What does not depend on the long-term memory, in a file.  -> bits of each document, and the
-    rest of what `compute` gives"""
-    found = json.loads(file.read_text()) if file.is_file() else {}
-    if key not in found:
-        out, *more = compute()
-        found[key] = [out.mean(dim=1).tolist(), *more]
-        file.write_text(json.dumps(found, indent=1) + "\n")
-    return found[key]
-
-
-def new_parser(prog: str, description: str) -> argparse.ArgumentParser:
-    title, _, text = description.partition("\n\n")
-    parser = argparse.ArgumentParser(
-        prog, description=f"{title.split(': ')[-1]}\n\n{text}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    parser.add_argument("data", type=Path, help="data-bin of fairseq-inf-prepare")
-    parser.add_argument("--path", type=Path, required=True, help="checkpoint with a memory")
-    parser.add_argument("--split", default="valid")
-    parser.add_argument("--tokens", type=int, default=4096, help="of each document")
-    parser.add_argument("--context", type=int, default=2048, help="of which so many do not count")
-    parser.add_argument("--bf16", action="store_true", help="weights and activations in bfloat16")
-    return parser
-
-
-def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, torch.dtype]:
-    """-> arguments, and the dtype that they ask for"""
-    args = parser.parse_args()
-    logging.disable(logging.INFO)
-    if not args.path.is_file():
-        parser.error(f"--path {args.path} does not exist")
-    if not 0 < args.context < args.tokens:
-        parser.error(f"--context {args.context} must be below --tokens {args.tokens}")
-    return args, torch.bfloat16 if args.bf16 else torch.float
+    hub = load(args.path, args.data, dtype, **settings)
+    return hub.model.decoder, hub.length
 
 
 def show(name: str, found: list[float], *more: str) -> None:
@@ -176,14 +123,23 @@ def measure(
     texts = documents(args.data, args.split, args.tokens)
     print(f"{len(texts)} documents, tokens {args.context} to {args.tokens} of each, bits a token")
     off = {"stm_length": args.context, "sink_tokens": 0, "ltm_enabled": False}
-    host, length = load(args.path, args.data, dtype, **off)
-    digest = hashlib.blake2b(host.layers[0].inner.weight.detach().float().numpy().tobytes())
+    host, length = decoder_of(args, dtype, **off)
     file = args.cache or args.path.with_suffix(".worth.json")
-    asked = [args.split, args.tokens, args.context, length, dtype, digest.hexdigest()[:16]]
+    asked = [args.split, args.tokens, args.context, length, dtype, digest_of(host)]
     key = " ".join(map(str, asked))
     sizes = (texts, length, args.context)
-    alone, unit = once(file, f"{key} alone", lambda: with_context(host, *sizes, 0))
-    context, _ = once(file, f"{key} context", lambda: with_context(host, *sizes, args.context))
+
+    def kept(name: str, compute: Callable[[], tuple[Any, ...]]) -> list[Any]:
+        """-> bits of each document, and the rest of what `compute` gives"""
+
+        def means() -> list[Any]:
+            out, *more = compute()
+            return [out.mean(dim=1).tolist(), *more]
+
+        return once(file, f"{key} {name}", means)
+
+    alone, unit = kept("alone", lambda: with_context(host, *sizes, 0))
+    context, _ = kept("context", lambda: with_context(host, *sizes, args.context))
     show("alone", alone)
     show(f"with {args.context} tokens before", context)
 
@@ -192,15 +148,11 @@ def measure(
 
     for text, settings in rows:
         same = {k: v for k, v in settings.items() if k in ("stm_length", "sink_tokens")}
-        decoder, _ = load(args.path, args.data, dtype, **same, ltm_enabled=False)
+        decoder, _ = decoder_of(args, dtype, **same, ltm_enabled=False)
         name = f"short {decoder.stm_length} {decoder.short_term.sinks}"
-        short, seconds, floats = once(
-            file,
-            f"{key} {name}",
-            lambda d=decoder: streamed(d, *sizes),  # type: ignore[misc]
-        )
+        short, seconds, floats = kept(name, partial(streamed, decoder, *sizes))
         show(name, short, cost(floats, seconds))
-        decoder, _ = load(args.path, args.data, dtype, **settings)
+        decoder, _ = decoder_of(args, dtype, **settings)
         out, seconds, floats = streamed(decoder, *sizes)
         found = out.mean(dim=1).tolist()
         each = [(a - b) / (a - c) for a, b, c in zip(short, found, context, strict=True)]
@@ -214,13 +166,10 @@ def measure(
 
 def main() -> None:
     parser = new_parser("fairseq-inf-worth", __doc__ or "")
-    parser.add_argument("--memory", action="append", metavar="OVERRIDES", help="a row each")
+    add_memories(parser)
     parser.add_argument("--cache", type=Path, help="file of the figures without a memory")
     args, dtype = parse(parser)
-    try:
-        rows = [(text, dict(ast.literal_eval(text))) for text in args.memory or ["{}"]]
-    except (ValueError, SyntaxError, TypeError):
-        parser.error("--memory must be a dict as {'ltm_policy': 'last'}")
+    rows = memories(parser, args)
     with plain_errors(parser.prog):
         measure(args, dtype, rows)
 
