@@ -283,8 +283,11 @@ class MemoryHub(nn.Module):
             return None, self._file_parts(text, _name(text))
         if not text.is_file():
             raise FileNotFoundError(f"{text} does not exist or is not a file")
-        file = text.open(encoding="utf-8", newline="")
-        return text.stat().st_size, self._file_parts(file, _name(text))
+        return text.stat().st_size, self._path_parts(text)
+
+    def _path_parts(self, path: Path) -> Iterator[tuple[str, int]]:
+        with path.open(encoding="utf-8", newline="") as file:
+            yield from self._file_parts(file, _name(path))
 
     def _file_parts(self, file: IO[str], name: str) -> Iterator[tuple[str, int]]:
         rest: list[str] = []  # what has been read since the last border

@@ -73,8 +73,8 @@ from .recall.data import bin_edges
 from .recall.figure import bin_names
 from .runs import spread
 
-ROOM = 2**31  # bytes that the rows of questions may take, about
-SAID = 12  # tokens of a generated answer
+ROOM = 2**30  # bytes of the states of questions that are asked side by side, at most
+SAID = 8  # tokens of a generated answer
 BEHIND = 256  # tokens of a question and an answer, at most
 
 # B questions, V words
@@ -121,18 +121,22 @@ def log_probs(decoder: Any, output: Tensor) -> Tensor:
     return decoder.get_normalized_probs((output, {}), log_probs=True)[:, -1].float()
 
 
-def score(decoder: Any, opened: Opened, candidates: Sequence[Tensor]) -> Tensor:
+def score(
+    decoder: Any, opened: Opened, candidates: Sequence[Tensor], least: Tensor | None = None
+) -> Tensor:
     """The logarithm of the probability of a candidate in each row, of what remains unchanged.
-    -> B"""
+    least: B, what is below it in every row is not read to its end.  -> B"""
     words = pad_sequence(list(candidates), batch_first=True, padding_value=decoder.dictionary.pad())
     words = words.to(opened.output.device)
     going = Continuation(decoder, opened.map(torch.clone))
     total = torch.zeros(len(words), device=words.device)
     for place, word in enumerate(words.unbind(dim=1)):
+        if place:
+            going.feed(words[:, place - 1])
         own = log_probs(decoder, going.output).gather(1, word[:, None]).squeeze(1)
         total += own.masked_fill(word == decoder.dictionary.pad(), 0)
-        if place + 1 < words.size(1):
-            going.feed(word)
+        if least is not None and bool((total < least).all()):
+            break
     return total
 
 
@@ -140,7 +144,7 @@ def likeliest(
     decoder: Any, opened: Opened, candidates: Sequence[Sequence[Tensor]]
 ) -> tuple[list[bool], Tensor]:
     """candidates: of each row.  No candidate is likelier than its first token is: one that cannot
-    be likelier than the answer is not read on.
+    be likelier than the answer is not read.
     -> whether the first of each row is likelier than all others, and its score"""
     first = log_probs(decoder, opened.output)
     answer = score(decoder, opened, [own[0] for own in candidates])
@@ -152,9 +156,10 @@ def likeliest(
         rivals.append([own[i] for i in order])
     while live := [row for row, left in enumerate(rivals) if left and not beaten[row]]:
         index = torch.tensor(live, device=answer.device)
-        scores = score(decoder, opened.rows(index), [rivals[row].pop() for row in live])
-        for row, value in zip(live, scores, strict=True):
-            beaten[row] = bool(value >= answer[row])
+        least = answer[index]
+        scores = score(decoder, opened.rows(index), [rivals[row].pop() for row in live], least)
+        for row, lost in zip(live, (scores >= least).tolist(), strict=True):
+            beaten[row] = lost
     return [not lost for lost in beaten], answer
 
 
@@ -163,7 +168,7 @@ def ask(hub: MemoryHub, reading: Reading, needles: Sequence[Needle]) -> list[Ans
     """All questions of one reading, which remains as it was."""
     decoder = hub.model.decoder
     kept = sum(x[0].nbytes for x in reading.tensors().values())
-    at_once = max(1, min(16, ROOM // (4 * kept)))
+    at_once = max(1, min(16, ROOM // kept))
     answers: list[Answer] = []
     for begin in range(0, len(needles), at_once):
         some = needles[begin : begin + at_once]
@@ -276,7 +281,9 @@ def rows_of(
             if "stm_length" in model:
                 alone.append(Row(f"{title}window of {keys:,}", path, off | {"stm_length": keys}))
                 if args.tokens <= model.get("decoder_positions", args.tokens):
+                    # in longer segments, which are the same and sooner read
                     whole = {"stm_length": args.tokens + BEHIND, "sink_tokens": 0}
+                    whole["tokens_per_sample"] = 4 * hub.length
                     alone.append(Row(f"{title}everything", path, off | whole))
             for row in [] if args.rows_only else alone:
                 row.key = (
