@@ -27,12 +27,12 @@ from .settings import kept_settings, resolve, setting
 
 logger = logging.getLogger(__name__)
 
-# where version 0.3 had the weights of a memory
+# where versions before 0.4 had the weights of a memory
 RENAMED = (
     (r"\.attention\.memory_output\.", ".memory.output."),
     (r"\.attention\.memory_output\.", ".memory.reader.output."),
     (r"\.memory\.gate\.", ".memory.store.gate."),
-    (r"\.memory\.(key|value|output|locate)\.", r".memory.reader.\1."),
+    (r"\.memory\.(key\.|value\.|output\.|locate\.|gain$)", r".memory.reader.\1"),
 )
 
 

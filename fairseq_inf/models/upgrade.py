@@ -16,7 +16,7 @@ from .settings import idle
 # what a model of then had in a setting that its model has no more; another value cannot be loaded
 GONE = {
     "compression": "conv", "ltm_bins": 128, "ltm_points": None, "ltm_pick": 1, "ltm_rank": 0,
-    "ltm_start": "silent", "slot_spacing": 0.0,
+    "ltm_start": "silent", "slot_spacing": 0.0, "ltm_density": "gaussian",
 }  # fmt: skip
 ADAPTIVE = (
     "adaptive_input", "adaptive_input_factor", "adaptive_input_cutoff", "adaptive_softmax_cutoff",
@@ -58,7 +58,8 @@ def upgrade(cfg: Any) -> None:
 def _refuse_gone(cfg: Any, names: Iterable[str]) -> None:
     activation = {"activation_fn": "gelu_accurate"} if cfg.get("decoder_host") == "gpt2" else {}
     for name, value in (GONE | activation).items():
-        if name not in names and cfg.get(name, value) not in (value, str(value)):
+        is_gone = name not in names and cfg.get(name, value) not in (value, str(value))
+        if is_gone or cfg.get(name) == "host":
             raise ValueError(
                 f"the checkpoint has {name} {cfg[name]}, which this version has no more: load it "
                 "with the version that wrote it"
