@@ -79,7 +79,7 @@ def write_by_schedule(memory, x, old, held):
     centers, widths = memory.store.basis.centers.to(x), memory.store.basis.widths.to(x)
     x, schedule, samples = gate(x, memory.store.gate), memory.store.schedule, memory.store.samples
     places, weights, values = [], [], []
-    if hasattr(schedule, "ceiling"):
+    if hasattr(schedule, "tau"):
         tau = schedule.step(held, len(x)) if held else 0.0  # held / (held + new), rounded
         for m in range(samples if held else 0):
             at = (m + 0.5) / samples

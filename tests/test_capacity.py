@@ -10,7 +10,7 @@ from fairseq_inf.analysis.capacity import ages, retention, schedule_operators
 from fairseq_inf.memory import GaussianBasis, ridge_operator
 from fairseq_inf.memory.schedule import STEPS, Constant, Logarithmic, Uniform, write_operators
 
-SCHEDULES = [Constant(0.75), Uniform(), Uniform(0.8), Logarithmic(5, 60)]
+SCHEDULES = [Constant(0.75), Uniform(), Uniform(0.8), Logarithmic(60, 5)]
 
 
 def auto(schedule, num_basis=64):
@@ -21,7 +21,7 @@ def auto(schedule, num_basis=64):
 @pytest.mark.parametrize("held", [0, 5])
 def test_the_constant_schedule_is_the_papers_write(held):
     schedule, basis = Constant(0.7), GaussianBasis(10, [0.05, 0.2])
-    carry, past, fit = write_operators(basis, schedule.places(schedule.step(held, 6), 6, 12), 0.5)
+    carry, past, fit = write_operators(basis, schedule.design(schedule.step(held, 6), 6, 12), 0.5)
     new = torch.arange(1, 7, dtype=torch.float64) / 6
     if not held:
         assert carry is past is None
@@ -37,7 +37,7 @@ def test_in_a_uniform_memory_every_vector_has_the_same_room():
     """Followed through writes of odd sizes: the places are even, but for the rounded steps."""
     schedule, places = Uniform(), torch.zeros(0, dtype=torch.float64)
     for new in (7, 3, 64, 1, 20, 33, 5, 5, 5):
-        write = schedule.places(schedule.step(len(places), new), new, 16)
+        write = schedule.design(schedule.step(len(places), new), new, 16)
         ratio = schedule.step(len(places), new)
         places = torch.cat([ratio * places, write.new])
     even = (torch.arange(len(places)) + 0.5) / len(places)
@@ -59,8 +59,8 @@ def test_steps_are_shared_by_ages_that_are_near():
 
 
 def test_in_a_logarithmic_memory_a_place_is_an_age():
-    schedule = Logarithmic(16, 4000)
-    write = schedule.places(schedule.step(0, 8), 8, 32)
+    schedule = Logarithmic(4000, 16)
+    write = schedule.design(schedule.step(0, 8), 8, 32)
     assert torch.allclose(write.new, schedule.place(torch.arange(8).flip(0) + 0.5).double())
     # what stood at an age stands at that age and 8 more
     age = 16 * (torch.exp((1 - write.sampled) * math.log1p(4000 / 16)) - 1)
@@ -69,8 +69,8 @@ def test_in_a_logarithmic_memory_a_place_is_an_age():
 
 
 def test_the_first_write_of_a_logarithmic_memory_is_zero_where_nothing_is_yet():
-    schedule, basis = Logarithmic(64, 4096), GaussianBasis(64, [1 / 64])
-    _, _, fit = write_operators(basis, schedule.places(None, 64, 128), 0.5)
+    schedule, basis = Logarithmic(4096, 64), GaussianBasis(64, [1 / 64])
+    _, _, fit = write_operators(basis, schedule.design(None, 64, 128), 0.5)
     t = torch.linspace(0, 1, 200, dtype=torch.float64)
     signal = basis.evaluate(t) @ fit.sum(dim=1)
     empty = t < schedule.place(torch.tensor(64.0)) - 0.1
@@ -106,7 +106,7 @@ def test_the_capacity_is_spent_and_a_uniform_memory_keeps_every_segment(num_basi
     kept = retention(auto(Uniform(), num_basis), length, segments)
     assert kept.capacity > 0.95 * num_basis and kept.means.min() > 0.88
     if length >= num_basis:  # else fewer vectors come than the newest functions could keep
-        for schedule in (Constant(0.5), Constant(0.75), Logarithmic(length, length * segments)):
+        for schedule in (Constant(0.5), Constant(0.75), Logarithmic(length * segments, length)):
             kept = retention(auto(schedule, num_basis), length, segments)
             assert kept.capacity > 0.95 * num_basis
 

@@ -61,6 +61,14 @@ def test_an_architecture_takes_its_own_settings_and_refuses_those_of_all_others(
     assert {name for name in every if name in own} <= vars(parse(arch, *given)).keys()
 
 
+def test_a_default_of_an_architecture_yields_to_what_is_given():
+    """The paper's tau, where another schedule has none."""
+    arch = "infinite_former_lm_sorting"
+    assert parse(arch).ltm_tau == 0.75
+    assert not hasattr(parse(arch, "--ltm-schedule", "logarithmic"), "ltm_tau")
+    assert parse(arch, "--ltm-schedule", "logarithmic", "--ltm-tau", "0.5").ltm_tau == 0.5
+
+
 @pytest.mark.parametrize(
     "settings,said",
     [

@@ -9,12 +9,10 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 import fairseq_inf.models  # noqa: F401  (registers them)
 from fairseq_inf.criterions.cross_entropy_with_kl import remembered
 from fairseq_inf.memory import (
-    Constant,
+    SCHEDULES,
     ContinuousMemory,
     GaussianBasis,
     GibbsReader,
-    Logarithmic,
-    Uniform,
 )
 
 WORDS = 30
@@ -93,15 +91,13 @@ def make_model(name="infinite_former", words=None, sharp=True, host="transformer
 
 
 def continuous(
-    dim, heads, basis, widths, density="gaussian", schedule="constant", tau=None, oldest=1_000_000,
+    dim, heads, basis, widths, density="gaussian", schedule="constant", tau=None, oldest=None,
     **store,
 ):  # fmt: skip
     """A continuous memory, its parts by their names."""
-    schedules = {"constant": Constant, "uniform": Uniform}
-    if schedule == "logarithmic":
-        store["schedule"] = Logarithmic(64, oldest)
-    else:
-        store["schedule"] = schedules[schedule](*([] if tau is None else [tau]))
+    given = {"oldest": oldest} if schedule == "logarithmic" else {"tau": tau}
+    given = {name: value for name, value in given.items() if value is not None}
+    store["schedule"] = SCHEDULES[schedule](**given)
     if density == "gibbs":
         reader = GibbsReader(dim, heads, GaussianBasis(basis, widths))
         store = {"reader": reader, "gated": False, "bins": basis, **store}

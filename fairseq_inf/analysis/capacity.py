@@ -83,8 +83,8 @@ def schedule_operators(
     def operators(held: int, new: int) -> Write:
         step = schedule.step(held, new)
         if (step, new) not in known:
-            places = schedule.places(step, new, samples)
-            carry, _, fit = write_operators(basis, places, ridge)
+            design = schedule.design(step, new, samples)
+            carry, _, fit = write_operators(basis, design, ridge)
             known[step, new] = carry, fit
         return known[step, new]
 
@@ -158,7 +158,7 @@ def main() -> None:
     schedules: dict[str, Schedule] = {
         "constant": Constant(args.tau or 0.5),
         "uniform": Uniform(args.tau or 1.0),
-        "logarithmic": Logarithmic(args.recent or args.segment, args.oldest or tokens),
+        "logarithmic": Logarithmic(args.oldest or tokens, args.recent or args.segment),
     }
     samples = args.samples or 2 * args.basis
     found = {}

@@ -14,7 +14,7 @@ from .infini import InfiniMemory, InfiniState
 from .places import Places
 from .reader import Reader
 from .sampling import mix
-from .schedule import Constant, Logarithmic, Schedule, Uniform
+from .schedule import SCHEDULES, Constant, Logarithmic, Schedule, Uniform
 from .selective import POLICIES, PRECISIONS, SelectiveMemory, SelectiveState
 from .short_term import ShortTermMemory, Window, push
 from .signal import ContinuousState, Signal, plan_write
@@ -43,6 +43,7 @@ __all__ = [
     "Places",
     "Plan",
     "Reader",
+    "SCHEDULES",
     "Schedule",
     "SelectiveMemory",
     "SelectiveState",

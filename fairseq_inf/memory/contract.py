@@ -308,27 +308,3 @@ def side_by_side(heads: Tensor) -> Tensor:
 def take_part(module: nn.Module) -> Tensor:
     """A zero that depends on every parameter: data-parallel training waits for each gradient."""
     return sum(0 * p.flatten()[0] for p in module.parameters())  # type: ignore[return-value]
-
-
-def check_empty(state: State, rows: int) -> None:
-    """What is promised of a new state: the rows first in every tensor, and zeros."""
-    for name, x in state.tensors().items():
-        if x.shape[:1] != (rows,):
-            raise AssertionError(
-                f"{name} of a new {type(state).__name__} has not {rows} rows first"
-            )
-        if bool(x.any()):
-            raise AssertionError(f"{name} of a new {type(state).__name__} is not zero")
-
-
-def check_same(before: State, after: State) -> None:
-    """What is promised of a state that follows another: the same tensors in shape and kind."""
-    old, new = before.tensors(), after.tensors()
-    if old.keys() != new.keys():
-        raise AssertionError(f"a {type(before).__name__} became a {type(after).__name__}")
-    for name, x in new.items():
-        if x.shape != old[name].shape or x.dtype != old[name].dtype:
-            raise AssertionError(
-                f"{name} of a {type(after).__name__} was {old[name].dtype} "
-                f"{tuple(old[name].shape)} and became {x.dtype} {tuple(x.shape)}"
-            )

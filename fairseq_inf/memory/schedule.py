@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,9 +18,9 @@ STEPS = 16  # different ages to an octave, so that writes at many ages share the
 
 
 @dataclass
-class Places:
-    """Of one write: samples of the past, taken at `sampled`, are fitted at `moved`, the new vectors
-    at `new`; `weights` is what each of both counts in the regression."""
+class Design:
+    """The regression of one write: samples of the past, taken at `sampled`, are fitted at `moved`,
+    the new vectors at `new`; `weights` is what each of both counts in the regression."""
 
     sampled: Tensor  # M, or none for a first write
     moved: Tensor  # as many
@@ -40,7 +40,7 @@ class Schedule(Hashable, Protocol):
         """Where the write takes what stood at t."""
         ...
 
-    def places(self, step: float | None, new: int, samples: int) -> Places: ...
+    def design(self, step: float | None, new: int, samples: int) -> Design: ...
 
     def begin(self, held: int) -> float:
         """The left end of what the first `held` vectors take of the line."""
@@ -61,36 +61,19 @@ class Schedule(Hashable, Protocol):
         ...
 
 
-def _check_share(tau: float, most: float) -> None:
-    if not 0 < tau < 1 and tau != most:
-        raise SettingError(f"{{tau}} must be strictly between 0 and 1, got {tau}")
-
-
 def _count(size: int, offset: float = 1.0) -> Tensor:
     return torch.arange(size, dtype=torch.float64) + offset
 
 
-@dataclass(frozen=True)
-class Constant:
-    """The paper's: a write contracts the past to tau.
-
-    Samples at m/M, new vectors at tau + (1 - tau) i/T, and each of them counts alike.
-    """
+class _Contracting:
+    """A write contracts the line by one factor, its step: what stands on it fills all of it."""
 
     straight = True
-    tau: float = 0.5
+    tau: float
 
     def __post_init__(self) -> None:
-        _check_share(self.tau, most=0.5)
-
-    def samples(self, num_basis: int) -> int:
-        return num_basis
-
-    def reached(self, t: Tensor, held: Tensor) -> None:
-        return None
-
-    def step(self, held: int, new: int) -> float | None:
-        return self.tau if held else 0.0
+        if not 0 < self.tau < 1 and self.tau != type(self).tau:
+            raise SettingError(f"{{tau}} must be strictly between 0 and 1, got {self.tau}")
 
     def move(self, t: Tensor, step: float | None, new: int) -> Tensor:
         assert step is not None
@@ -99,15 +82,34 @@ class Constant:
     def begin(self, held: int) -> float:
         return 0.0
 
-    def places(self, step: float | None, new: int, samples: int) -> Places:
-        assert step is not None
-        even = _count(samples if step else 0) / samples
-        i = _count(new) / new
-        return Places(even, step * even, step + (1 - step) * i, even.new_ones(len(even) + new))
+    def reached(self, t: Tensor, held: Tensor) -> None:
+        return None
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Constant(_Contracting):
+    """The paper's: a write contracts the past to tau.
+
+    Samples at m/M, new vectors at tau + (1 - tau) i/T, and each of them counts alike.
+    """
+
+    tau: float = 0.5
+
+    def samples(self, num_basis: int) -> int:
+        return num_basis
+
+    def step(self, held: int, new: int) -> float | None:
+        return self.tau if held else 0.0
+
+    def design(self, step: float | None, new: int, samples: int) -> Design:
+        assert step is not None
+        even = _count(samples if step else 0) / samples
+        i = _count(new) / new
+        return Design(even, step * even, step + (1 - step) * i, even.new_ones(len(even) + new))
+
+
+@dataclass(frozen=True)
+class Uniform(_Contracting):
     """Every vector ever stored has the same room: the past is contracted to held / (held + new),
     or to the ceiling if that is less.
 
@@ -116,39 +118,25 @@ class Uniform:
     rounded to STEPS an octave.
     """
 
-    straight = True
-    ceiling: float = 1.0
-
-    def __post_init__(self) -> None:
-        _check_share(self.ceiling, most=1.0)
+    tau: float = 1.0  # the ceiling
 
     def samples(self, num_basis: int) -> int:
         return 2 * num_basis
-
-    def reached(self, t: Tensor, held: Tensor) -> None:
-        return None
 
     def step(self, held: int, new: int) -> float | None:
         if not held:
             return 0.0
         share, octave = math.frexp(held / new)
         ratio = math.ldexp(round(share * 2 * STEPS) / (2 * STEPS), octave)
-        return min(ratio / (1 + ratio), self.ceiling)
+        return min(ratio / (1 + ratio), self.tau)
 
-    def move(self, t: Tensor, step: float | None, new: int) -> Tensor:
-        assert step is not None
-        return step * t
-
-    def begin(self, held: int) -> float:
-        return 0.0
-
-    def places(self, step: float | None, new: int, samples: int) -> Places:
+    def design(self, step: float | None, new: int, samples: int) -> Design:
         assert step is not None
         even = _count(samples if step else 0, 0.5) / samples
         i = _count(new, 0.5) / new
         stands_for = step / (1 - step) * new / samples
         weights = torch.cat([torch.full_like(even, stands_for), torch.ones_like(i)])
-        return Places(even, step * even, step + (1 - step) * i, weights)
+        return Design(even, step * even, step + (1 - step) * i, weights)
 
 
 @dataclass(frozen=True)
@@ -161,8 +149,8 @@ class Logarithmic:
     """
 
     straight = False
-    recent: float  # a0, up to which age the room is about even
-    oldest: float  # A, the age that is lost
+    oldest: float = 1_000_000  # A, the age that is lost
+    recent: float = 64  # a0, up to which age the room is about even
 
     def __post_init__(self) -> None:
         if self.oldest < 1:
@@ -193,7 +181,7 @@ class Logarithmic:
     def begin(self, held: int) -> float:
         return max(0.0, 1 - math.log1p(held / self.recent) / self.octaves)
 
-    def places(self, step: float | None, new: int, samples: int) -> Places:
+    def design(self, step: float | None, new: int, samples: int) -> Design:
         even = _count(samples, 0.5) / samples
         age = self.age(even)
         young = new - _count(new, 0.5)
@@ -201,20 +189,28 @@ class Logarithmic:
         room, moved_room, new_room = (1 / (1 + a / self.recent) for a in (age, age + new, young))
         per_sample = self.recent * self.octaves / samples
         weights = torch.cat([per_sample * moved_room / room, new_room])
-        return Places(even, self.place(age + new), self.place(young), weights)
+        return Design(even, self.place(age + new), self.place(young), weights)
+
+
+# by the name that a setting has
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    "constant": Constant,
+    "uniform": Uniform,
+    "logarithmic": Logarithmic,
+}
 
 
 def write_operators(
-    basis: GaussianBasis, places: Places, ridge: float
+    basis: GaussianBasis, design: Design, ridge: float
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:
     """The linear maps of one write, B <- A B + C X, in float64.
 
     -> (A: N x N, P: N x M, C: N x T), where P fits samples taken anywhere in the past and
-    A = P psi(sampled) those taken where the places say; both are None where there is no past.
+    A = P psi(sampled) those taken where the design says; both are None where there is no past.
     """
-    g = ridge_operator(basis, torch.cat([places.moved, places.new]), ridge, places.weights).T
-    samples = len(places.moved)
+    g = ridge_operator(basis, torch.cat([design.moved, design.new]), ridge, design.weights).T
+    samples = len(design.moved)
     if not samples:
         return None, None, g
     past, fit = g[:, :samples], g[:, samples:]
-    return past @ basis.evaluate(places.sampled), past, fit
+    return past @ basis.evaluate(design.sampled), past, fit

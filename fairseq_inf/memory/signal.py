@@ -111,7 +111,7 @@ def update_operators(
         return without_tail(x, dtype).to(device, dtype).contiguous()
 
     basis = GaussianBasis(num_basis, widths)
-    carry, past, fit = write_operators(basis, schedule.places(step, count, samples), ridge)
+    carry, past, fit = write_operators(basis, schedule.design(step, count, samples), ridge)
     if carry is None or past is None:
         return None, None, kept(fit)
     steady = not _grows(carry)
@@ -292,8 +292,8 @@ class Signal(nn.Module):
         """The M positions of the past to keep, in order.  -> B x M"""
         rows = histogram.size(0)
         if not self.sticky:
-            places = self.schedule.places(step, 1, self.samples)
-            return places.sampled.to(histogram).expand(rows, -1)
+            sampled = self.schedule.design(step, 1, self.samples).sampled
+            return sampled.to(histogram).expand(rows, -1)
         if self.training:
             if key is None:
                 key = torch.zeros(rows, dtype=torch.long, device=histogram.device)
@@ -313,21 +313,21 @@ class Signal(nn.Module):
             if not group.count:
                 continue
             rows = range(len(moves)) if group.rows is None else group.rows.tolist()
-            places = self.schedule.places(group.step, group.count, self.samples)
+            design = self.schedule.design(group.step, group.count, self.samples)
             if group.first:
                 begin = self.schedule.begin(group.count)
-                move = Move(places.new, ends, ends, forgets=True, begin=begin)
+                move = Move(design.new, ends, ends, forgets=True, begin=begin)
                 sampled = None
             else:
-                move = self._straight(group, places.new)
+                move = self._straight(group, design.new)
                 sampled = self._sample(state.histogram, group.step, key) if self.sticky else None
             for row in rows:
                 moves[row] = move
                 if sampled is not None:
                     at = sampled[row].double().cpu().clamp(0, 1)
                     knots = torch.cat([ends[:1], at, ends[1:]])
-                    landed = torch.cat([move(ends[:1]), places.moved, move(ends[1:])])
-                    moves[row] = Move(places.new, knots, landed)
+                    landed = torch.cat([move(ends[:1]), design.moved, move(ends[1:])])
+                    moves[row] = Move(design.new, knots, landed)
         return moves
 
     def _straight(self, group: WriteGroup, new: Tensor) -> Move:

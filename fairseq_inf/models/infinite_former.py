@@ -1,25 +1,21 @@
 """The ∞-former: a continuous long-term memory of what leaves the short-term memory."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Optional
 
 from fairseq.dataclass import ChoiceEnum
 
 from fairseq_inf.memory import (
-    Constant,
+    SCHEDULES,
     ContinuousMemory,
     GaussianBasis,
     GibbsReader,
-    Logarithmic,
     Schedule,
-    Uniform,
 )
 
 from .memory_lm import MemoryConfig, MemoryLM, register
 from .settings import numbers, setting, told_by_flags
-
-RECENT = 64  # a0 of a logarithmic schedule
 
 
 @dataclass
@@ -28,7 +24,7 @@ class InfiniteFormerConfig(MemoryConfig):
     ltm_widths: str = setting(
         "auto", "widths of the basis functions, which share them evenly; auto: one of 1/N"
     )
-    ltm_schedule: ChoiceEnum(["constant", "uniform", "logarithmic"]) = setting(
+    ltm_schedule: ChoiceEnum(list(SCHEDULES)) = setting(
         "uniform", "how the past is contracted: to tau at each write, as the paper does; so that "
         "all of it has the same room; or room in proportion to 1 / age",
     )  # fmt: skip
@@ -38,7 +34,7 @@ class InfiniteFormerConfig(MemoryConfig):
     )  # fmt: skip
     ltm_oldest: Optional[int] = setting(
         None, "age in tokens that a logarithmic schedule loses (default: 1,000,000)",
-        read_with={"ltm_schedule": "logarithmic"}, otherwise=1_000_000,
+        read_with={"ltm_schedule": "logarithmic"},
     )  # fmt: skip
     ltm_density: ChoiceEnum(["gaussian", "gibbs"]) = setting(
         "gibbs", "how a query reads: through one Gaussian, as the paper does, or through "
@@ -114,7 +110,7 @@ class InfiniteFormerLM(MemoryLM):
 
 
 def build_schedule(cfg: Any) -> Schedule:
-    if cfg.ltm_schedule == "logarithmic":
-        return Logarithmic(RECENT, cfg.ltm_oldest)
-    kind: Any = Constant if cfg.ltm_schedule == "constant" else Uniform
-    return kind() if cfg.ltm_tau is None else kind(cfg.ltm_tau)
+    """Its fields are settings, if there are such: `tau` is --ltm-tau."""
+    kind: Any = SCHEDULES[str(cfg.ltm_schedule)]
+    given = {one.name: getattr(cfg, f"ltm_{one.name}", None) for one in fields(kind)}
+    return kind(**{name: value for name, value in given.items() if value is not None})

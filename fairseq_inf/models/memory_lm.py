@@ -23,7 +23,7 @@ from fairseq_inf.memory import LongTermMemory
 
 from .decoder import MemoryDecoder
 from .hosts import HOSTS
-from .settings import kept_settings, resolve, setting
+from .settings import idle, kept_settings, resolve, setting
 
 logger = logging.getLogger(__name__)
 
@@ -228,16 +228,22 @@ def register(
             for suffix, sizes in host.architectures.items():
                 if suffix in settings:
                     values = {**sizes, **settings[suffix]}
-                    register_model_architecture(model, f"{name}_{suffix}")(_set_defaults(values))
+                    set_defaults = _set_defaults(values, whole)
+                    register_model_architecture(model, f"{name}_{suffix}")(set_defaults)
         return cls
 
     return decorate
 
 
-def _set_defaults(settings: dict[str, Any]) -> Callable[[Any], None]:
+def _set_defaults(settings: dict[str, Any], config: type) -> Callable[[Any], None]:
+    """But for those that a setting that was given keeps from being read."""
+
     def set_defaults(args: Any) -> None:
+        given = vars(args).keys() & settings.keys()
         for name, value in settings.items():
             setattr(args, name, getattr(args, name, value))
+        for name in (set(idle(args, config)) & settings.keys()) - given:
+            delattr(args, name)
 
     return set_defaults
 

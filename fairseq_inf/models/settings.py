@@ -69,7 +69,7 @@ def idle(cfg: Any, config: type) -> list[str]:
 def _blamed(cfg: Any, one: Any) -> Iterator[str]:
     """The settings that keep one from being read."""
     for name, wanted in one.metadata.get("with", {}).items():
-        if str(getattr(cfg, name)) not in wanted.split(","):
+        if str(getattr(cfg, name, None)) not in wanted.split(","):
             yield name
 
 

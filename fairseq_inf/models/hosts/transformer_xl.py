@@ -74,6 +74,19 @@ class TransformerXLDecoder(MemoryDecoder):
         },
     }
 
+    @classmethod
+    def check(cls, cfg: Any) -> None:
+        if cfg.adaptive_cutoff and cfg.untie_embeddings:
+            raise ValueError(
+                "--untie-embeddings is not read with --adaptive-cutoff, which ties the adaptive "
+                "softmax to the embeddings: leave it out"
+            )
+        if not cfg.adaptive_cutoff and cfg.adaptive_factor != TransformerXLConfig.adaptive_factor:
+            raise ValueError(
+                f"--adaptive-factor {cfg.adaptive_factor} is not read without --adaptive-cutoff: "
+                f"leave it at {TransformerXLConfig.adaptive_factor}"
+            )
+
     def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, build_memory: Any):
         super().__init__(cfg, dictionary, embed_tokens, build_memory)
         self.norm = nn.Identity() if cfg.decoder_post_norm else LayerNorm(self.dim)
