@@ -61,6 +61,11 @@ def whole_file(path: str | os.PathLike[str], private: bool = False) -> Iterator[
             partial.unlink(missing_ok=True)
 
 
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    with whole_file(path) as partial:
+        partial.write_text(text, "utf-8")
+
+
 @contextmanager
 def whole_folder(path: Path, own: Collection[str] = ()) -> Iterator[Path]:
     """The same for a folder, made with those above it.  own: the names in it that are replaced if

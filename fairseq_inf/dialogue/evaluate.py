@@ -20,7 +20,7 @@ import numpy as np
 from fairseq_inf.analysis.report import table
 from fairseq_inf.commands import check_draws
 from fairseq_inf.errors import Failure, plain_errors
-from fairseq_inf.files import check_writable, whole_file
+from fairseq_inf.files import check_writable, write_text
 
 from .scores import MEASURES, bootstrap, by_conversation, compare, load_meteor, statistics
 
@@ -112,8 +112,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         numbers = [said.conversation for said in responses]
         sums |= {name: by_conversation(x, numbers) for name, x in each.items()}
     if args.examples:
-        with whole_file(args.examples) as file:
-            file.write_text(explain(answers, answered), "utf-8")
+        write_text(args.examples, explain(answers, answered))
     asked = {name: x for name, x in vars(args).items() if name != "compare"} | settings
     return {
         "asked": {name: str(x) if isinstance(x, Path) else x for name, x in asked.items()},
@@ -172,8 +171,7 @@ def main() -> None:
             print(show_difference(args.compare))
             return
         result = measure(args)
-        with whole_file(args.output) as file:
-            file.write_text(json.dumps(result, indent=1) + "\n")
+        write_text(args.output, json.dumps(result, indent=1) + "\n")
     print(show(result))
     print(
         f"{result['responses']:,} responses of {result['answered']:,} conversations, and the "

@@ -27,6 +27,7 @@ import numpy as np
 from fairseq_inf.analysis.report import table
 from fairseq_inf.errors import plain_errors
 from fairseq_inf.experiments import runs
+from fairseq_inf.files import write_text
 
 from .facts import QUESTIONS
 from .scores import MEASURES, bootstrap, compare
@@ -150,7 +151,7 @@ def main() -> None:
             lambda result: f"{result['config']} seed {result['seed']}: {result['ppl']:.2f}",
         )
     text = report(results, rows, args.seeds)
-    (Path(args.out) / "table.md").write_text(text + "\n")
+    write_text(Path(args.out) / "table.md", text + "\n")
     examples = rows[-1].folder(args.out, args.seeds[0]) / "examples.md"
     if examples.is_file():  # a row that was not the last one when it was measured has none
         shutil.copy(examples, args.out)

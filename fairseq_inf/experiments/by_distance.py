@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from fairseq_inf.analysis.report import table
+from fairseq_inf.errors import plain_errors
 from fairseq_inf.models.generation import new_reading, read
 
 from .recall.data import bin_edges, last_stood
@@ -55,7 +56,8 @@ def main() -> None:
     for path in args.checkpoints:
         if not path.is_file():
             parser.error(f"{path} does not exist")
-    found = [measure(path, args.data, args.split, args.batch_size) for path in args.checkpoints]
+    with plain_errors("by_distance"):
+        found = [measure(path, args.data, args.split, args.batch_size) for path in args.checkpoints]
     (base, back, length), lines, below = found[0], [], 0
     bins = [("new", back == 0)]
     for edge in bin_edges(length, int(back.max()) + 1):

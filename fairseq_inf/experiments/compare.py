@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 
 from fairseq_inf.analysis.report import table
 from fairseq_inf.errors import plain_errors
+from fairseq_inf.files import write_text
 
 from .runs import (
     MODELS,
@@ -135,7 +136,7 @@ def main() -> None:
     with plain_errors(parser.prog):
         results = run_rows(args, rows, measure, lambda r: f"{r['on']['ppl']:.2f}", asked)
     told = report(results, rows)
-    (Path(args.out) / "table.md").write_text(told + "\n")
+    write_text(Path(args.out) / "table.md", told + "\n")
     print(f"\n{told}")
 
 

@@ -10,13 +10,12 @@ compared; perplexities by token cannot.
 """
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 
-from fairseq_inf.errors import Failure
+from fairseq_inf.errors import Failure, plain_errors
 
-from .runs import evaluate, threads_each
+from .runs import Result, evaluate, threads_each
 
 
 def main() -> None:
@@ -41,22 +40,27 @@ def main() -> None:
             f"{args.data} has no documents.json, which says how many words it has: "
             "make it with fairseq-inf-prepare"
         )
+    with plain_errors("perplexity"):
+        found = measure(args)
+        print(f"{found['tokens']:,} tokens, perplexity {found['ppl']:.2f}")
+        if "words" not in found:
+            raise Failure(
+                f"{args.data / 'documents.json'} does not count the words of these tokens of "
+                f"{args.split}: make the data with fairseq-inf-prepare"
+            )
+        print(f"{found['words']:,} words, perplexity {found['word_ppl']:.2f}")
+
+
+def measure(args: argparse.Namespace) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "eval.log"
         try:
-            found = evaluate(
+            return evaluate(
                 args.data.resolve(), args.path.resolve(), args.split, args.batch_size, log,
                 threads_each(1), args.cpu, args.memory_off, args.context_window,
             )  # fmt: skip
-        except Failure as failure:
-            sys.exit(str(failure).replace(f", see {log}", ""))
-    print(f"{found['tokens']:,} tokens, perplexity {found['ppl']:.2f}")
-    if "words" not in found:
-        sys.exit(
-            f"{args.data / 'documents.json'} does not count the words of these tokens of "
-            f"{args.split}: make the data with fairseq-inf-prepare"
-        )
-    print(f"{found['words']:,} words, perplexity {found['word_ppl']:.2f}")
+        except Failure as failure:  # the log goes with its folder
+            raise Failure(str(failure).replace(f", see {log}", "")) from None
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 
 import fairseq_inf.models
 from fairseq_inf.errors import Failure, plain_errors
-from fairseq_inf.files import whole_file
+from fairseq_inf.files import write_text
 
 PACKAGE = Path(fairseq_inf.__file__).parent
 # the models of the paper in the order of its tables: the names of their configs
@@ -264,8 +264,7 @@ def once(folder: Path, asked: dict[str, Any], work: Callable[[], Result]) -> Res
 
 
 def write_json(path: Path, value: Any) -> None:
-    with whole_file(path) as file:
-        file.write_text(json.dumps(value, indent=1))
+    write_text(path, json.dumps(value, indent=1))
 
 
 def side_by_side(

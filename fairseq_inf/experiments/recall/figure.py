@@ -34,6 +34,7 @@ from fairseq_inf.experiments.runs import (
     sub_commands,
     validate,
 )
+from fairseq_inf.files import write_text
 
 from . import data
 from .data import SUMMARY, bin_edges, distances_back, find_keys, in_window
@@ -209,7 +210,7 @@ def report(args: Namespace, results: list[Result], rows: Sequence[Row]) -> str:
         cells = [spread(values[edge]) if edge in values else "" for edge in names]
         lines.append([shown(name), *cells, *cost])
     text = table(["recalled, %", *names.values(), "floats", "minutes"], lines)
-    (out / "table.md").write_text(text + "\n")
+    write_text(out / "table.md", text + "\n")
     return text
 
 
