@@ -121,6 +121,20 @@ def test_what_a_host_predicts_hardly_depends_on_the_precision(precision):
     assert error < (1e-9 if precision == "full" else 0.05)
 
 
+def test_what_is_unlikely_is_known_from_some_words_of_a_large_dictionary():
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(300, 8) / 2, torch.randn(20_000, 8), torch.randn(20_000)
+    bias[:2048] += 2
+    target = torch.randint(20_000, (300,))
+    exact = -(x @ weight.T + bias).log_softmax(dim=1).gather(1, target[:, None]).squeeze(1)
+    found = surprise.losses(x, weight, bias, target)
+    assert torch.corrcoef(torch.stack([found, exact]))[0, 1] > 0.99
+    assert (found - exact).abs().mean() < 0.1
+    few = surprise.losses(x, weight[:3000], None, target % 3000)
+    exact = -(x @ weight[:3000].T).log_softmax(dim=1).gather(1, target[:, None] % 3000).squeeze(1)
+    assert torch.allclose(few, exact, atol=1e-4)
+
+
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_passage_is_as_surprising_as_its_tokens_were_unlikely(host, monkeypatch):
     """Rows of one token more than the others, segments of any length: the mean of -log p of up to

@@ -23,7 +23,7 @@ from fairseq_inf.memory.state import Ranges, State
 from fairseq_inf.modules import DecoderLayer, LayerPlan, LayerState, Roles, Segment, SlotLine
 
 from .settings import flag, setting
-from .surprise import AROUND, Surprise
+from .surprise import AROUND, Surprise, losses
 
 # B rows (streams), T tokens of the segment, S short-term length, e width
 
@@ -292,13 +292,17 @@ class MemoryDecoder(FairseqDecoder):
         if not state.surprise:
             return ()
         [before] = state.surprise
-        losses = torch.zeros_like(tokens, dtype=torch.float)
+        found = torch.zeros_like(tokens, dtype=torch.float)
         if self.ltm_enabled:
-            known = segment.real.clone()
-            known[:, 0] &= before.last.any(dim=1)
-            features_before = torch.cat([before.last[:, None], features[:, :-1]], dim=1)
-            losses[known] = -score_features(self, features_before[known], tokens[known])
-        return (before.after(losses, features, segment.lengths, self.stm_length),)
+            x, target = torch.cat([before.last[:, None], features[:, :-1]], dim=1), tokens
+            if self.output_projection is None:
+                found = -score_features(self, x.flatten(0, 1), target.flatten())
+            else:
+                weight, bias = self.output_projection.weight, getattr(self, "absent", None)
+                found = losses(self.norm(x.flatten(0, 1)), weight, bias, target.flatten())
+            found = found.view_as(tokens) * segment.real
+            found[:, 0] *= before.last.any(dim=1)  # nothing comes before a stream
+        return (before.after(found, features, segment.lengths, self.stm_length),)
 
     def step(self, tokens: Tensor, place: Tensor, roles: Tensor | None, each: Any) -> Tensor:
         """One token a row, B, in the middle of a segment.  place, roles: of each, B.  each: what
