@@ -342,3 +342,36 @@ def test_the_parts_of_a_layer_keep_their_order_by_which_optimizers_number_parame
     assert list(dict.fromkeys(names)) == [
         "attention", "memory", "attention_norm", "inner", "outer", "ffn_norm",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("queries,past", [(5, 0), (64, 7), (150, 70)])
+def test_relative_attention_of_a_training_equals_that_of_an_evaluation(queries, past):
+    """Output and every gradient, in blocks of queries and in one go, with keys that some rows have
+    not."""
+    torch.manual_seed(0)
+    attention = RelativeAttention(12, 3).double()
+    for bias in (attention.content_bias, attention.position_bias):
+        torch.nn.init.normal_(bias)
+    keys = past + queries
+    x = torch.randn(2, keys, 12, dtype=torch.double, requires_grad=True)
+    hidden = torch.full((queries, keys), -torch.inf, dtype=torch.double).triu(past + 1)
+    hidden = hidden.expand(2, 1, -1, -1).clone()
+    hidden[1, :, :, : past // 2] = -torch.inf
+    distances = sinusoids(torch.arange(keys - 1, -2, -1), 12).double()
+    wanted = torch.randn(2, 3, queries, 4, dtype=torch.double)
+
+    def gradients(attend):
+        query, (key, value) = attention.queries(x[:, past:]), attention.project(x)
+        out = attend(query, key, value, (distances, hidden))
+        names = [name for name, _ in attention.named_parameters() if name != "output.weight"]
+        weights = [dict(attention.named_parameters())[name] for name in names]
+        return out, torch.autograd.grad((out * wanted).sum(), [x, *weights])
+
+    out, fast = gradients(attention.attend)
+    slow_out, slow = gradients(lambda q, k, v, where: attention.weights(q, k, where) @ v)
+    with torch.no_grad():
+        query, (key, value) = attention.queries(x[:, past:]), attention.project(x)
+        evaluated = attention.attend(query, key, value, (distances, hidden))
+    assert torch.allclose(out, slow_out) and torch.allclose(out, evaluated)
+    for one, two in zip(fast, slow, strict=True):
+        assert torch.allclose(one, two)
