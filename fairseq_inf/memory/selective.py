@@ -256,7 +256,7 @@ class SelectiveMemory(LongTermMemory):
         best = torch.stack([rank(policy(left), real) for policy in self.policies]).amax(dim=0)
         # the newer one of equals
         order = rank(best * n + place, real)
-        stays = order >= (n - c) - (~real).sum(dim=1, keepdim=True)
+        stays = real & (order >= (n - c) - (~real).sum(dim=1, keepdim=True))
         # those that stay in their order behind C that do not
         return torch.where(stays, place, place - n).argsort(dim=1, stable=True)[:, n - c :]
 

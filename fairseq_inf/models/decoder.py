@@ -300,8 +300,9 @@ class MemoryDecoder(FairseqDecoder):
             else:
                 weight, bias = self.output_projection.weight, getattr(self, "absent", None)
                 found = losses(self.norm(x.flatten(0, 1)), weight, bias, target.flatten())
-            found = found.view_as(tokens) * segment.real
-            found[:, 0] *= before.last.any(dim=1)  # nothing comes before a stream
+            known = segment.real.clone()
+            known[:, 0] &= before.last.any(dim=1)  # nothing comes before a stream
+            found = found.view_as(tokens).where(known, 0)
         return (before.after(found, features, segment.lengths, self.stm_length),)
 
     def step(self, tokens: Tensor, place: Tensor, roles: Tensor | None, each: Any) -> Tensor:
