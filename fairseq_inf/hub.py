@@ -21,8 +21,8 @@ from tqdm import tqdm
 from fairseq_inf import tasks
 from fairseq_inf.data import LineEncoding, check_words, without_pad
 from fairseq_inf.data.turns import Piece, Turns, load_turns
-from fairseq_inf.files import read_text
-from fairseq_inf.memory import load_state, save_state
+from fairseq_inf.files import open_text, read_text
+from fairseq_inf.memory import load_state, not_finite, save_state
 from fairseq_inf.models.generation import Opened, Reading, new_reading, read
 from fairseq_inf.models.memory_lm import MemoryLM, check_numbers
 from fairseq_inf.talk import Talk
@@ -49,6 +49,9 @@ class Memory:
 
     def save(self, path: str | Path) -> None:
         """Write it to a file, for the model that made it; never leaves half a file."""
+        spoilt = not_finite(self.reading.tensors())
+        if spoilt:
+            raise FloatingPointError(f"{path} is not written: {spoilt} has NaN or infinity")
         save_state(self.reading, str(path), self.fingerprint)
 
 
@@ -286,7 +289,7 @@ class MemoryHub(nn.Module):
         return text.stat().st_size, self._path_parts(text)
 
     def _path_parts(self, path: Path) -> Iterator[tuple[str, int]]:
-        with path.open(encoding="utf-8", newline="") as file:
+        with open_text(path) as file:
             yield from self._file_parts(file, _name(path))
 
     def _file_parts(self, file: IO[str], name: str) -> Iterator[tuple[str, int]]:

@@ -3,10 +3,12 @@
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
 from fairseq import options
+from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY
 from zoo import make_model
 
@@ -67,6 +69,32 @@ def test_a_default_of_an_architecture_yields_to_what_is_given():
     assert parse(arch).ltm_tau == 0.75
     assert not hasattr(parse(arch, "--ltm-schedule", "logarithmic"), "ltm_tau")
     assert parse(arch, "--ltm-schedule", "logarithmic", "--ltm-tau", "0.5").ltm_tau == 0.5
+
+
+@pytest.mark.parametrize("heads,keys", [(9, 3), (2, 2), (4, 4), (6, 2)])
+def test_a_llama_of_any_number_of_heads_has_heads_of_keys(heads, keys):
+    config = ARCH_MODEL_REGISTRY["llama_lm"].config
+    cfg = config(decoder_attention_heads=heads, decoder_embed_dim=8 * heads, decoder_layers=1)
+    cfg.seed = 1
+    words = SimpleNamespace(source_dictionary=Dictionary())
+    model = ARCH_MODEL_REGISTRY["llama_lm"].build_model(cfg, words)
+    assert model.decoder.layers[0].attention.key_value.weight.size(0) == 2 * 8 * keys
+
+
+@pytest.mark.parametrize(
+    "name,settings,said",
+    [
+        ("infinite_former", {"ltm_basis": 1_000_000}, "--ltm-basis must be at most 16,384, got "
+         "1,000,000: a write is a matrix of so many rows and columns, here 8,000 GB"),
+        ("infinite_former", {"ltm_density": "gibbs", "ltm_gain": 1e30}, "--ltm-gain must be "
+         "above 0 and at most 100, got 1e"),
+        ("compressive_transformer", {"cmem_length": 0}, "--cmem-length must be at least 1"),
+        ("selective", {"ltm_slots": 0}, "--ltm-slots must be at least 1"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_cannot_be_is_refused(name, settings, said):
+    with pytest.raises(ValueError, match=said):
+        make_model(name, **settings)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ from fairseq import search
 from fairseq.data import Dictionary
 from zoo import MEMORIES, make_model, text
 
+from fairseq_inf.commands import text_named
 from fairseq_inf.data.encoding import GPT2, SentencePiece
+from fairseq_inf.files import read_text
 from fairseq_inf.models import InfiniteFormerLM
 from fairseq_inf.models.generation import Continuation, new_reading, read
 from fairseq_inf.models.prompt_model import Nucleus, PromptModel
@@ -410,6 +412,14 @@ def test_bad_memory_files_and_texts(data_bin, checkpoints, hub, tmp_path):
     for bad in ({"max_tokens": 10**9}, {"max_tokens": 0}, {"max_tokens": 5, "min_len": 9}):
         with pytest.raises(ValueError, match="--max-len-b"):
             hub.generate("word1", **bad)
+    for bad, said in (
+        ({"sampling": True, "sampling_topp": 5.0}, "--sampling-topp must be above 0 and at most 1"),
+        ({"sampling": True, "sampling_topk": -7}, "--sampling-topk must be at least 1, got -7"),
+        ({"sampling_topk": 3}, "are of --sampling"),
+        ({"temperature": 0.0}, "--temperature must be a positive number"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            hub.generate("word1", **bad)
     for bad in ("colour", "max_len_a", "prefix_size", "match_source_len", "print_alignment"):
         with pytest.raises(ValueError, match=f"{bad.replace('_', '.')} is not"):
             hub.generate("word1", **{bad: 1})
@@ -434,11 +444,24 @@ def test_the_hub_goes_on_from_a_memory_and_in_batch(hub):
     assert len(hub.generate("", memory, max_tokens=9, min_len=9).split()) == 9
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_text_file_is_read_in_one_way(hub, tmp_path, end, monkeypatch):
+    text = "word1 word2\nword3\n"
+    expected = hub.tokens_of(text)
+    for mark in (b"", b"\xef\xbb\xbf"):
+        written = mark + text.replace("\n", end).encode()
+        (tmp_path / "text").write_bytes(written)
+        assert read_text(tmp_path / "text") == text
+        assert torch.equal(torch.cat([*hub.pieces(tmp_path / "text")]), expected)
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(written)))
+        assert torch.equal(torch.cat([*hub.pieces(text_named("-", None))]), expected)
+
+
 @pytest.mark.parametrize("kind", ["words", "sentencepiece", "gpt2"])
 def test_a_file_in_parts_has_the_tokens_of_the_whole(kind, hub, real_data, tmp_path, monkeypatch):
-    """Line breaks of both kinds, empty lines, long lines, and parts of any size."""
+    """Empty lines, long lines, and parts of any size."""
     book = min((real_data / "pg19" / "test").glob("*.txt")).read_text()[:6000]
-    book = book[:2000].replace("\n", "\r\n") + "\n\n \n" + book[2000:] + " no end" * 100
+    book = book[:2000] + "\n\n \n" + book[2000:] + " no end" * 100
     (tmp_path / "book.txt").write_bytes(book.encode())
     encoding = None
     if kind == "gpt2":

@@ -357,6 +357,25 @@ def test_bad_settings_name_their_argument(kwargs, name):
         make_memory(**kwargs)
 
 
+@pytest.mark.parametrize(
+    "query,vectors,said",
+    [
+        (
+            (1, HEADS, 5, 3),
+            (1, 3, DIM),
+            r"query must be 1 x 2 x T x 4 for a state of 1 rows, got 1 x",
+        ),
+        ((1, 5, DIM), (1, 3, DIM), "query must be 1 x 2 x T x 4 .* got 1 x 5 x 8"),
+        ((1, HEADS, 5, 4), (3, DIM), "vectors must be 1 x T x 8 .* got 3 x 8"),
+        ((1, HEADS, 5, 4), (2, 3, DIM), "vectors must be 1 x T x 8 .* got 2 x 3 x 8"),
+    ],
+)
+def test_tensors_of_another_shape_are_told_what_they_must_be(query, vectors, said):
+    memory = make_memory(double=False)
+    with pytest.raises(ValueError, match=said):
+        memory(torch.zeros(query), torch.zeros(vectors), memory.initial_state(1))
+
+
 def test_bad_widths_name_their_argument():
     with pytest.raises(ValueError, match="^widths must be positive"):
         GaussianBasis(4, (0.1, -0.1))

@@ -7,11 +7,15 @@ import subprocess
 import sys
 import zipfile
 from email import message_from_string
+from pathlib import Path
 
+import commands
 import pytest
+import torch
 from conftest import ROOT
 
 import fairseq_inf
+from fairseq_inf.commands import warn_of_bf16
 
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
@@ -96,3 +100,30 @@ cli_main()
     guest = re.compile(rf"(fairseq_inf|from \.*)\.({'|'.join(GUESTS)})\b")
     for path in (tmp_path / "fairseq_inf").glob("**/*.py"):
         assert not guest.search(path.read_text()), path
+
+
+def test_half_precision_that_a_cpu_is_slow_in_is_told(monkeypatch, capsys):
+    facts = "processor\t: 0\nflags\t\t: fpu avx2 {}\n"
+    for more, told in (("", True), ("avx512_bf16", False)):
+        monkeypatch.setattr(Path, "read_text", lambda *_, more=more: facts.format(more))
+        warn_of_bf16(torch.device("cpu"))
+        assert ("--bf16 is slower here" in capsys.readouterr().err) == told
+    warn_of_bf16(torch.device("cuda"))
+    assert not capsys.readouterr().err
+
+
+def helped(name, *args, capsys):
+    with pytest.raises(SystemExit):
+        commands.enter(commands.command(name), name, *args, "--help")
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["import", "chat", "capacity", "read"])
+def test_help_says_what_is_in_brackets(name, capsys):
+    assert "brackets" in helped(f"fairseq-inf-{name}", capsys=capsys)
+
+
+def test_an_import_shows_the_flags_that_it_takes(capsys):
+    arch = ("--arch", "selective_memory_lm_llama")
+    printed = helped("fairseq-inf-import", *arch, capsys=capsys)
+    assert all(flag in printed for flag in ("--ltm-slots", "--stm-length", "--tokens-per-sample"))

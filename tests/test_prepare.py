@@ -4,6 +4,7 @@ import filecmp
 import http.server
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import commands
 import pytest
 import sentencepiece
 from conftest import tool
+from fairseq import options
 from fairseq.data import Dictionary
 from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode, get_encoder
 from fairseq.data.indexed_dataset import MMapIndexedDataset
@@ -45,6 +47,10 @@ AWKWARD = [
 ]
 
 
+def as_read(text):
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
 def run(*command, **options):
     command = [str(part) for part in command]
     if command[0].endswith(".py"):
@@ -60,7 +66,7 @@ def write(folder, texts):
 
 def documents(folder):
     """The texts below a split's folder as the script is to read them."""
-    texts = [path.read_bytes().decode() for path in sorted(folder.glob("*.txt"))]
+    texts = [path.read_text("utf-8") for path in sorted(folder.glob("*.txt"))]
     return [text for text in texts if text.strip()]
 
 
@@ -126,6 +132,19 @@ def test_documents_stay_apart_and_decode_to_themselves(corpus):
     assert set(data.parent.iterdir()) == {source, data}
 
 
+def test_the_next_command_is_whole_and_serves_in_any_folder(corpus, tmp_path, monkeypatch):
+    _, data, output = corpus
+    [line] = [line for line in output.splitlines() if line.startswith("Next: fairseq-train ")]
+    words = shlex.split(line.removeprefix("Next: "))[1:]
+    assert {"--save-dir", "--max-update", "--cpu"} <= {*words}  # there is no GPU here
+    import fairseq_inf.hub  # noqa: F401  (registers the task)
+
+    monkeypatch.chdir(tmp_path)
+    args = options.parse_args_and_arch(options.get_training_parser(), words)
+    assert args.arch == "infinite_former_lm" and Path(args.data) == data
+    assert Path(args.user_dir).is_absolute() and Path(args.user_dir, "tasks").is_dir()
+
+
 def test_two_runs_give_the_same_bytes(corpus, tmp_path):
     source, data, _ = corpus
     commands.call(PREPARE, source, tmp_path / "again", "--vocab-size", 330, "--workers", 1)
@@ -167,7 +186,7 @@ def test_gpt2_encoding(corpus, tmp_path, gpt2):
     commands.call(PREPARE, source, data, "--bpe", "gpt2", "--gpt2-bpe", gpt2, "--workers", 2)
     counts = check(data, source, gpt2_decoder(gpt2))
     bpe = get_encoder(gpt2 / "encoder.json", gpt2 / "vocab.bpe")
-    assert counts["valid"]["tokens"] == sum(len(bpe.encode(text)) + 1 for text in AWKWARD)
+    assert counts["valid"]["tokens"] == sum(len(bpe.encode(as_read(text))) + 1 for text in AWKWARD)
     assert counts["encoding"] == "gpt2"
     assert not Path(data, "spm.model").exists()
 

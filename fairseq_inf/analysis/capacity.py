@@ -13,14 +13,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fairseq_inf.commands import command_line
 from fairseq_inf.errors import plain_errors
 from fairseq_inf.memory import GaussianBasis, Schedule
+from fairseq_inf.memory.basis import MOST
 from fairseq_inf.memory.schedule import Constant, Logarithmic, Uniform, write_operators
 
 from .report import pyplot, save, table, write_csv
 
 COMMAND = "fairseq-inf-capacity"
 ROUNDING = 2.0**-24
+WORDS = (
+    "A schedule says how much room in the signal a text has: constant, what was read before has a "
+    "share tau of it at each write; uniform, every token has the same; logarithmic, the a0 newest "
+    "tokens have as much as the 2 a0 before them, the 4 a0 before those and so on up to A.  R² is "
+    "1 for what can be told again exactly, 0 for what is lost: of a segment's mean, and of a token "
+    "in it. "
+)
 SCHEDULES = ("constant", "uniform", "logarithmic")
 
 Write = tuple[Tensor | None, Tensor]  # A, None where there is no past, and C
@@ -115,26 +124,30 @@ def draw(path: str, found: dict[str, Retention], title: str) -> None:
 
 
 def parse() -> tuple[argparse.Namespace, GaussianBasis]:
-    parser = argparse.ArgumentParser(
-        prog=COMMAND, description=__doc__.splitlines()[0].split(": ")[1]
-    )
+    parser = command_line(COMMAND, __doc__, epilog=WORDS)
     add = parser.add_argument
-    add("--basis", type=int, default=64, help="basis functions, N")
-    add("--widths", default="auto", help="their widths, 0.01,0.05; auto: one, of 1/N")
-    add("--schedule", nargs="+", choices=SCHEDULES, default=SCHEDULES, help="one or several")
+    add("--basis", type=int, default=64, help="basis functions, N (64)")
+    add("--widths", default="auto", help="their widths, 0.01,0.05 (auto: one, of 1/N)")
+    add("--schedule", nargs="+", choices=SCHEDULES, default=SCHEDULES, help="one or several (all)")
     add("--tau", type=float, help="constant: share of the past (0.5); uniform: its ceiling (none)")
-    add("--recent", type=int, help="logarithmic: a0 (a segment)")
-    add("--oldest", type=int, help="logarithmic: A (all tokens)")
+    add(
+        "--recent",
+        type=int,
+        help="logarithmic: a0, up to which age there is full detail, in tokens (a segment)",
+    )
+    add("--oldest", type=int, help="logarithmic: A, the age that is lost, in tokens (all of them)")
     add("--samples", type=int, help="samples of the past at a write, M (2N)")
-    add("--ridge", type=float, default=0.5, help="penalty of the regression")
-    add("--segment", type=int, default=64, help="tokens of a segment, L")
-    add("--segments", type=int, default=32, help="how many have been written")
+    add("--ridge", type=float, default=0.5, help="penalty of the regression (0.5)")
+    add("--segment", type=int, default=64, help="tokens of a segment, L (64)")
+    add("--segments", type=int, default=32, help="how many have been written (32)")
     add("--output", help="write OUTPUT.csv and OUTPUT.png, too")
     args = parser.parse_args()
     for flag in ("basis", "recent", "oldest", "samples", "segment", "segments"):
         value = getattr(args, flag)
         if value is not None and value < 1:
             parser.error(f"--{flag} must be at least 1, got {value}")
+    if args.basis > MOST:
+        parser.error(f"--basis must be at most {MOST:,}, got {args.basis:,}")
     if args.tau is not None and not 0 < args.tau < 1:
         parser.error(f"--tau must be strictly between 0 and 1, got {args.tau}")
     if not args.ridge > 0:

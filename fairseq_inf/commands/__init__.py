@@ -8,10 +8,13 @@ from typing import Any
 
 from fairseq_inf.errors import Failure
 
+BRACKETS = "What is in brackets is what an option is without being given."
+
 
 def command_line(name: str, text: str, **settings: Any) -> argparse.ArgumentParser:
     """A parser.  text: the module's, which begins "NAME: what it does"."""
     head = text.splitlines()[0].split(": ", 1)[1]
+    settings["epilog"] = "\n".join(filter(None, [settings.get("epilog"), BRACKETS]))
     return argparse.ArgumentParser(prog=name, description=head, **settings)
 
 
@@ -25,9 +28,9 @@ def add_model(parser: argparse.ArgumentParser, required: bool = True) -> None:
 
 
 def text_named(name: str, parser: argparse.ArgumentParser) -> Path | io.TextIOWrapper:
-    """A file to read, or - for the standard input; either with its line breaks as they are."""
+    """A file to read, or - for the standard input, which is read as a file is."""
     if name == "-":
-        return io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="strict", newline="")
+        return io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8-sig", errors="strict")
     if not Path(name).is_file():
         parser.error(f"{name} does not exist or is not a file")
     return Path(name)
@@ -44,6 +47,27 @@ def check_least(args: argparse.Namespace, **least: int) -> None:
         value = getattr(args, name)
         if value is not None and value < bound:
             raise Failure(f"--{name.replace('_', '-')} must be at least {bound}, got {value}")
+
+
+def warn_of_bf16(device: Any) -> None:
+    """Where products in bfloat16 are slower than in float32."""
+    if device.type == "cpu" and not _multiplies_bf16():
+        print(
+            "--bf16 is slower here, and not exact: this CPU has no products in bfloat16; leave it "
+            "out",
+            file=sys.stderr,
+        )
+
+
+def _multiplies_bf16() -> bool:
+    try:
+        facts = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return True  # who knows
+    return not facts.startswith("processor") or bool(set(BF16) & set(facts.split()))
+
+
+BF16 = ("avx512_bf16", "amx_bf16", "bf16")  # as Linux calls it on Intel's, AMD's and Arm's
 
 
 def check_draws(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:

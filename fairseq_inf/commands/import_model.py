@@ -16,6 +16,7 @@ import argparse
 import json
 import logging
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any, NoReturn
 import torch
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import ARCH_MODEL_REGISTRY
 from omegaconf import OmegaConf
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -108,6 +110,18 @@ def convert(args: argparse.Namespace, flags: list[str], folder: Path) -> str:
     )
 
 
+def show_flags(parser: argparse.ArgumentParser) -> None:
+    """Add those of --arch to the help."""
+    asked = argparse.ArgumentParser(add_help=False)
+    asked.add_argument("--arch")
+    arch = asked.parse_known_args([x for x in sys.argv[1:] if x not in ("-h", "--help")])[0].arch
+    model = ARCH_MODEL_REGISTRY.get(arch)
+    if arch and host_of(arch):
+        group = parser.add_argument_group(f"flags of {arch}")
+        group.add_argument("--tokens-per-sample", type=int, help="tokens of a segment, L (512)")
+        gen_parser_from_dataclass(group, model.config())
+
+
 class Flags(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise Failure(message)
@@ -118,7 +132,10 @@ def given(model: Any, flags: list[str]) -> dict[str, Any]:
     parser = Flags(argument_default=argparse.SUPPRESS, add_help=False)
     parser.add_argument("--tokens-per-sample", type=int)
     gen_parser_from_dataclass(parser, model.config(), delete_default=True)
-    return vars(parser.parse_args(flags))
+    found = vars(parser.parse_args(flags))
+    if found.get("tokens_per_sample", 1) < 1:
+        raise Failure(f"--tokens-per-sample must be at least 1, got {found['tokens_per_sample']}")
+    return found
 
 
 def convert_back(args: argparse.Namespace, folder: Path) -> str:
@@ -162,7 +179,10 @@ def writing(output: Path) -> Iterator[None]:
 
 
 def main() -> None:
-    parser = command_line(COMMAND, __doc__)
+    parser = command_line(
+        COMMAND, __doc__, epilog=f"With --arch its flags can be given, too: {COMMAND} --arch "
+        "selective_memory_lm_llama --help shows them; the sizes of the host are the model's own.",
+    )  # fmt: skip
     parser.add_argument(
         "source", metavar="SOURCE", help="folder, hub name or .gguf file; with --back, a checkpoint"
     )
@@ -170,6 +190,8 @@ def main() -> None:
     parser.add_argument("--arch", help="architecture of the checkpoint (that of the host alone)")
     parser.add_argument("--dict", type=Path, help="dictionary of data that is binarized already")
     parser.add_argument("--back", action="store_true", help="from a checkpoint to Hugging Face's")
+    if {"-h", "--help"} & {*sys.argv}:
+        show_flags(parser)
     args, flags = parser.parse_known_args()
     if args.back and (flags or args.arch):
         parser.error(f"{flags[0] if flags else '--arch'} is not for --back")

@@ -2,7 +2,8 @@
 
 FOLDER holds train/, validation/ (or valid/) and test/, each with any number of *.txt files in
 UTF-8, one document each: PG-19's own layout. A document becomes one line of tokens, which ends in
-</s>, as fairseq-preprocess would write it; decoded, they give the very text, with its white space.
+</s>, as fairseq-preprocess would write it; decoded, they give the very text, with its white space,
+but that each line ends in a line feed, as in all commands, and a byte-order mark is left out.
 DATA_BIN gets {train,valid,test}.{bin,idx}, dict.txt, the files of the encoding and documents.json
 with its name and every split's documents, words, tokens (</s> included) and bytes.
 """
@@ -10,21 +11,34 @@ with its name and every split's documents, words, tokens (</s> included) and byt
 import argparse
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fairseq_inf.commands import check_least, command_line
 from fairseq_inf.data.documents import encode_split, find_documents
 from fairseq_inf.data.encoding import GPT2, Encoding, SentencePiece, load_encoding
 from fairseq_inf.data.vocabulary import train_sentencepiece
-from fairseq_inf.errors import Failure, plain_errors
+from fairseq_inf.errors import PACKAGE, Failure, plain_errors
 from fairseq_inf.files import whole_folder
 
 TRAINING = (
-    "--user-dir fairseq_inf --task long_sequence_lm --stream-layout documents "
-    "--arch infinite_former_lm --criterion cross_entropy_with_kl --optimizer adam --lr 0.00025 "
-    "--tokens-per-sample 512 --batch-size 4"
+    "--task long_sequence_lm --stream-layout documents --arch infinite_former_lm "
+    "--criterion cross_entropy_with_kl --optimizer adam --lr 0.00025 --clip-norm 0.25 "
+    "--tokens-per-sample 512 --batch-size 4 --max-update 10000 --save-interval-updates 1000"
 )
+
+
+def training(data: Path) -> str:
+    """A command that trains a first model on the data, in any folder."""
+    save_dir = data.absolute().parent / "checkpoints" / data.absolute().name
+    where = {"--user-dir": PACKAGE, "--save-dir": save_dir}
+    words = [data.absolute(), *(x for pair in where.items() for x in pair)]
+    cpu = "" if torch.cuda.is_available() else " --cpu"
+    quoted = " ".join(shlex.quote(str(word)) for word in words)
+    return f"fairseq-train {quoted} {TRAINING}{cpu}"
 
 
 def add_encoding_flags(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +112,8 @@ def prepare(args: argparse.Namespace) -> None:
     print(f"{'split':6}{'documents':>10}{'words':>15}{'tokens':>15}")
     for split, count in counts.items():
         print(f"{split:6}{count['documents']:10,}{count['words']:15,}{count['tokens']:15,}")
-    print(f"Next: fairseq-train {args.output} {TRAINING}")
+    print(f"Next: {training(args.output)}")
+    print("(with another --arch, its flags are shown by --help at the end; docs/flags.md has all)")
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from fairseq.data import Dictionary
 from tqdm import tqdm
 
 from fairseq_inf.errors import Failure
+from fairseq_inf.files import read_text
 
 from .binary import binarize, numbers_of
 from .encoding import Encoding
@@ -28,25 +29,18 @@ def dictionary_of(encoding: Encoding) -> Dictionary:
     return Dictionary.load(io.StringIO(encoding.dictionary()))
 
 
-def read(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError:
-        raise Failure(f"{path} is not UTF-8: convert it or take it away.") from None
-
-
 def check_document(path: Path) -> tuple[Path, int]:
     """The path with the document's size in bytes, 0 for one without words."""
-    return path, path.stat().st_size if read(path).strip() else 0
+    return path, path.stat().st_size if read_text(path).strip() else 0
 
 
 def encode_document(path: Path) -> tuple[np.ndarray, dict[str, int]]:
     """The document's numbers and its counts."""
-    text = read(path)
+    text = read_text(path)
     tokens = [token for part in encoding.encode(text) for token in part]
     line = numbers_of([*tokens, words.eos_word], words)
     counts = {"documents": 1, "words": len(text.split()), "tokens": len(line)}
-    return line, counts | {"bytes": path.stat().st_size}
+    return line, counts | {"bytes": len(text.encode())}
 
 
 def start_worker(kind: type[Encoding] | None = None, path: Path | None = None) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from fairseq_inf.analysis.report import table
-from fairseq_inf.commands import check_draws
+from fairseq_inf.commands import check_draws, warn_of_bf16
 from fairseq_inf.errors import Failure, plain_errors
 from fairseq_inf.files import check_writable, write_text
 
@@ -77,7 +77,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     if args.answered != 0:
         load_meteor()  # fails now rather than later
     hub = open_hub(args.path, args.data, args.cpu)
-    hub = hub.bfloat16() if args.bf16 else hub
+    if args.bf16:
+        warn_of_bf16(hub.device)
+        hub = hub.bfloat16()
     missing = [word for word in MARKERS if word not in hub.dictionary]
     if missing:
         raise Failure(

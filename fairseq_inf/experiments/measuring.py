@@ -14,6 +14,7 @@ import torch
 from fairseq.data import Dictionary, data_utils
 from torch import Tensor
 
+from fairseq_inf.commands import warn_of_bf16
 from fairseq_inf.errors import Failure
 from fairseq_inf.files import whole_file
 from fairseq_inf.hub import MemoryHub, from_pretrained
@@ -83,6 +84,8 @@ def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, torch.dt
             parser.error(f"--path {path} does not exist")
     if not 0 < args.context < args.tokens:
         parser.error(f"--context {args.context} must be below --tokens {args.tokens}")
+    if args.bf16:
+        warn_of_bf16(torch.device("cpu"))
     return args, torch.bfloat16 if args.bf16 else torch.float
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from fairseq_inf.errors import SettingError
 
+MOST = 16_384  # basis functions, whose regression takes 2 GB
+
 
 def least(dtype: torch.dtype) -> float:
     """What is smaller counts as 0: the product of two such is no normal number, and a CPU takes
@@ -51,6 +53,11 @@ class GaussianBasis:
             raise SettingError(
                 f"{{num_basis}} {num_basis} cannot be shared evenly by {len(widths)} widths: "
                 f"make it a multiple of {len(widths)}, or change {{widths}}"
+            )
+        if num_basis > MOST:
+            raise SettingError(
+                f"{{num_basis}} must be at most {MOST:,}, got {num_basis:,}: a write is a matrix "
+                f"of so many rows and columns, here {num_basis**2 * 8 / 1e9:,.0f} GB"
             )
         self.num_basis = num_basis
         self.distinct_widths = widths

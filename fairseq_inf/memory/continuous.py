@@ -68,11 +68,29 @@ class ContinuousMemory(LongTermMemory):
         query: B x H x T x d.  vectors: B x W x e, of which a row takes the last as its plan says
         (all without a plan).  mask: B x T, true for real tokens.  key: B, for sticky sampling.
         -> B x T x e, the density of B x H x T, ContinuousState"""
+        self._check(query, vectors, state)
         if plan is None:
             plan = self.plan([vectors.size(1)] * vectors.size(0), state)
         state, _ = self.write(vectors, state, plan, key=key)
         heads, density = self.reader.read(query, self.contents(state, None, query.dtype))
         return self.output(side_by_side(heads)), density, self.observe(state, density, mask)
+
+    def _check(self, query: Tensor, vectors: Tensor, state: ContinuousState) -> None:
+        """Say of a tensor of another shape what it must be."""
+        heads, dim, rows = self.reader.num_heads, self.store.dim, state.num_rows
+        for name, x, wanted in (
+            ("query", query, (rows, heads, None, dim // heads)),
+            ("vectors", vectors, (rows, None, dim)),
+        ):
+            fits = x.dim() == len(wanted) and all(
+                size in (None, own) for size, own in zip(wanted, x.shape, strict=True)
+            )
+            if not fits:
+                shape = " x ".join("T" if size is None else str(size) for size in wanted)
+                raise ValueError(
+                    f"{name} must be {shape} for a state of {rows} rows, "
+                    f"got {' x '.join(map(str, x.shape))}"
+                )
 
     def write(
         self,

@@ -34,6 +34,9 @@ class GibbsDensity(CellDensity):
         return torch.softmax(scores / math.sqrt(query.size(-1)), dim=-1)
 
 
+LOUDEST = 100.0  # a gain at first; attention itself is at 1
+
+
 class GibbsReader(Reader):
     """z = sum over N points t of p(t) V X(t), p(t) ~ exp(q . K x(t) / sqrt(d)), and the heads get
     D = g z / |z|.
@@ -56,8 +59,8 @@ class GibbsReader(Reader):
 
     def __init__(self, dim: int, num_heads: int, basis: GaussianBasis, gain: float = 0.1) -> None:
         """gain: g at first."""
-        if not 0 < gain < math.inf:
-            raise SettingError(f"{{gain}} must be positive, got {gain}")
+        if not 0 < gain <= LOUDEST:
+            raise SettingError(f"{{gain}} must be above 0 and at most {LOUDEST:g}, got {gain}")
         super().__init__(dim, num_heads)
         places = (torch.arange(basis.num_basis, dtype=torch.float64) + 0.5) / basis.num_basis
         self.register_buffer("places", places, persistent=False)

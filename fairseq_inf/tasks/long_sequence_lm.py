@@ -38,7 +38,8 @@ class LongSequenceLMConfig(FairseqDataclass):
     )
     # these three: in an evaluation as in the training, unless they are given
     tokens_per_sample: int = field(
-        default=0, metadata={"help": "tokens of a segment, L (default: 256)"}
+        default=0,
+        metadata={"help": "tokens of a segment, L (0, the default: as in the training, or 256)"},
     )
     stream_layout: Optional[ChoiceEnum(["corpus", "documents"])] = field(
         default=None,

@@ -1,6 +1,7 @@
 """fairseq-generate and fairseq-interactive: prompts are read into the memory, and gone on from."""
 
 import logging
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -90,6 +91,7 @@ class PromptTask(FairseqTask):
                 f"--max-len-b, the tokens to generate, must be from {max(args.min_len, 1)} "
                 f"(--min-len) to {LONGEST:,}, got {args.max_len_b}"
             )
+        _check_sampling(args)
         length = self.cfg.tokens_per_sample
         models = [PromptModel(model, length) for model in models]
         generator = super().build_generator(models, args, *other, **kwargs)
@@ -99,6 +101,19 @@ class PromptTask(FairseqTask):
                 self.target_dictionary, drawn.sampling_topk, drawn.sampling_topp
             )
         return generator
+
+
+def _check_sampling(args: Any) -> None:
+    """What fairseq's generator would do something else with.  -1 is its word for not given."""
+    topp, topk, heat = args.sampling_topp, args.sampling_topk, args.temperature
+    if topp != -1 and not 0 < topp <= 1:
+        raise ValueError(f"--sampling-topp must be above 0 and at most 1, got {topp}")
+    if topk != -1 and topk < 1:
+        raise ValueError(f"--sampling-topk must be at least 1, got {topk}")
+    if not 0 < heat < math.inf:
+        raise ValueError(f"--temperature must be a positive number, got {heat}")
+    if (topp > 0 or topk > 0) and not args.sampling:
+        raise ValueError("--sampling-topp and --sampling-topk are of --sampling: give that, too")
 
 
 def check_input(path: str) -> None:

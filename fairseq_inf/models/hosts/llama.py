@@ -25,8 +25,9 @@ class LlamaConfig(WindowConfig):
     decoder_ffn_embed_dim: int = setting(1536, "inner width of the feed-forward nets", least=1)
     decoder_attention_heads: int = setting(9, "attention heads, H", least=1)
     decoder_key_heads: Optional[int] = setting(
-        3, "heads of keys and values, which divide those of queries", least=1
-    )
+        None, "heads of keys and values, which divide those of queries (default: a third of them, "
+        "or as many if that is no whole number)", least=1,
+    )  # fmt: skip
     dropout: float = setting(
         0.0, "dropout of embeddings and of each block's output", least=0, below=1, kept=False
     )
@@ -56,7 +57,9 @@ class LlamaDecoder(PretrainedDecoder):
                 f"--decoder-embed-dim {cfg.decoder_embed_dim} over --decoder-attention-heads "
                 f"{heads} must be even for Llama, which turns pairs"
             )
-        if keys is not None and heads % keys:
+        if keys is None:
+            cfg.decoder_key_heads = keys = heads // 3 if heads % 3 == 0 else heads
+        if heads % keys:
             raise ValueError(
                 f"--decoder-key-heads {keys} must divide --decoder-attention-heads {heads}"
             )
