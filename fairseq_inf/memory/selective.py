@@ -232,10 +232,10 @@ class SelectiveMemory(LongTermMemory):
         index = self._best(both, plan, state.held, key)
         place = torch.arange(self.num_slots, device=key.device)
         empty = place < (self.num_slots - plan.kept)[:, None]
+        rows = torch.arange(len(index), device=key.device)[:, None]
 
         def pick(x: Tensor) -> Tensor:
-            at, none = (index, empty) if x.dim() == 2 else (index[..., None], empty[..., None])
-            return x.take_along_dim(at, dim=1).masked_fill(none, 0)
+            return x[rows, index].masked_fill(empty if x.dim() == 2 else empty[..., None], 0)
 
         picked = {name: pick(getattr(both, name)) for name in EACH}
         return replace(new, held=plan.kept, **picked), None
