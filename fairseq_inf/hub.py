@@ -372,9 +372,12 @@ def known_settings(state: dict[str, Any], settings: dict[str, Any]) -> set[str]:
     return names
 
 
-def from_pretrained(folder: str, checkpoint: str, data: str, **settings: Any) -> MemoryHub:
+def from_pretrained(
+    folder: str, checkpoint: str, data: str, weights: str | None = None, **settings: Any
+) -> MemoryHub:
     """folder: with the checkpoint in it.  data: the data-bin, for its dictionary and encoding, in
-    that folder or anywhere else."""
+    that folder or anywhere else.  weights: of a pretrained host, float32 (as they are), bf16, int8
+    or int4."""
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"{folder} is not a folder")
     inside = os.path.join(folder, data)
@@ -389,6 +392,8 @@ def from_pretrained(folder: str, checkpoint: str, data: str, **settings: Any) ->
     if not hasattr(model, "fingerprint"):
         raise ValueError(f"checkpoint {path} is a {type(model).__name__}, which has no memory")
     model.prepare_for_inference_(found["args"])
+    if weights is not None:
+        model.pack(weights)
     return MemoryHub(found["args"], found["task"], model)
 
 

@@ -25,6 +25,18 @@ def add_model(parser: argparse.ArgumentParser, required: bool = True) -> None:
     )
     parser.add_argument("--data", help="data-bin that it was trained on (the checkpoint's folder)")
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
+    parser.add_argument(
+        "--weights",
+        choices=("float32", "bf16", "int8", "int4"),
+        help="bits of a pretrained host's weights: the fewer, the faster (float32)",
+    )
+
+
+def open_model(args: argparse.Namespace, **settings: Any) -> Any:
+    """-> MemoryHub of what `add_model` asks for"""
+    from fairseq_inf.hub import open_hub
+
+    return open_hub(args.path, args.data, args.cpu, weights=args.weights, **settings)
 
 
 def text_named(name: str, parser: argparse.ArgumentParser) -> Path | io.TextIOWrapper:

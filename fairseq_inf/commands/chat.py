@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairseq_inf.commands import add_model, check_draws, command_line
+from fairseq_inf.commands import add_model, check_draws, command_line, open_model
 from fairseq_inf.errors import Failure, plain_errors
 
 if TYPE_CHECKING:
@@ -106,11 +106,9 @@ def main() -> None:
     try:
         import torch
 
-        from fairseq_inf.hub import open_hub
-
         logging.disable(logging.INFO)
         with plain_errors(COMMAND):
-            hub = open_hub(args.path, args.data, args.cpu)
+            hub = open_model(args)
             torch.manual_seed(args.seed)
             settings = {"topp": args.topp, "max_tokens": args.max_tokens}
             chat = Chat(hub, args.document, settings)

@@ -20,10 +20,10 @@ from fairseq_inf.analysis.inspection import inspect
 from fairseq_inf.analysis.page import write_page
 from fairseq_inf.analysis.report import pyplot
 from fairseq_inf.analysis.trace import Trace
-from fairseq_inf.commands import add_model, command_line, text_named
+from fairseq_inf.commands import add_model, command_line, open_model, text_named
 from fairseq_inf.errors import Failure, plain_errors
 from fairseq_inf.files import NO_RIGHT, whole_folder
-from fairseq_inf.hub import MemoryHub, open_hub
+from fairseq_inf.hub import MemoryHub
 
 COMMAND = "fairseq-inf-inspect"
 OWN = (  # files that are replaced if they are of an inspection of before
@@ -71,11 +71,11 @@ def check_output(output: Path) -> None:
 def open_hubs(args: argparse.Namespace) -> tuple[MemoryHub, MemoryHub | None]:
     """-> the model, and the same with memories that are sticky where its own are not, or the other
     way; None if its memories cannot be either"""
-    hub = open_hub(args.path, args.data, args.cpu)
+    hub = open_model(args)
     sticky = hub.cfg.model.get("ltm_sticky")
     if sticky is not None:
         with contextlib.suppress(ValueError):  # settings that exclude the other one
-            return hub, open_hub(args.path, args.data, args.cpu, ltm_sticky=not sticky)
+            return hub, open_model(args, ltm_sticky=not sticky)
     return hub, None
 
 

@@ -2,7 +2,7 @@
 
 import time
 
-from fairseq_inf.commands import add_model, command_line, counted, text_named
+from fairseq_inf.commands import add_model, command_line, counted, open_model, text_named
 from fairseq_inf.errors import plain_errors
 from fairseq_inf.files import check_writable
 
@@ -21,9 +21,7 @@ def main() -> None:
         parser.error(f"--output: {error}")
 
     with plain_errors(parser.prog):
-        from fairseq_inf.hub import open_hub
-
-        hub = open_hub(args.path, args.data, args.cpu)
+        hub = open_model(args)
         begin = time.time()
         memory = hub.load_memory(args.memory) if args.memory else None
         memory = hub.read(text, memory, progress=True)

@@ -81,7 +81,7 @@ def load_state(path: str | os.PathLike[str], template: Own, fingerprint: str) ->
     if metadata.get("fingerprint") != fingerprint:
         raise ValueError(
             f"memory file {path} was written by another model, or with other settings: "
-            "use the checkpoint, overrides and --tokens-per-sample that wrote it"
+            "use the checkpoint, overrides, --weights and --tokens-per-sample that wrote it"
         )
     _check_shapes(path, found, template.tensors())
     if metadata.get("checksum") != checksum(found):

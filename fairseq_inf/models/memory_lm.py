@@ -20,9 +20,11 @@ from torch import Tensor
 
 import fairseq_inf
 from fairseq_inf.memory import LongTermMemory
+from fairseq_inf.modules import BITS
 
 from .decoder import MemoryDecoder
 from .hosts import HOSTS
+from .hosts.pretrained import PretrainedDecoder
 from .settings import idle, kept_settings, resolve, setting
 
 logger = logging.getLogger(__name__)
@@ -159,6 +161,17 @@ class MemoryLM(FairseqLanguageModel):
     def role_state_dict(self) -> dict[str, Any]:
         roles = self.decoder.roles
         return {} if roles is None else roles.state_dict(prefix="decoder.roles.")
+
+    def pack(self, weights: str) -> None:
+        """For an inference, weights in fewer bits: of BITS."""
+        if weights not in BITS:
+            *most, last = BITS
+            raise ValueError(f"--weights must be {', '.join(most)} or {last}, got {weights}")
+        if not isinstance(self.decoder, PretrainedDecoder):
+            raise ValueError("--weights is for pretrained hosts, Llama and GPT-2: leave it out")
+        if weights != "float32":
+            self.decoder.pack(weights)
+            self.memory_flags = {**self.memory_flags, "--weights": weights}
 
     def fingerprint(self) -> str:
         """Of these very weights and settings: a memory is read by the model that wrote it."""

@@ -3,18 +3,21 @@
 from .attention import Attention, Place, SlotLine
 from .decoder_layer import DecoderLayer, LayerCache, LayerPlan, LayerState, Segment
 from .gpt2_attention import GPT2Attention, slot_bias
+from .packed_linear import BITS, PackedLinear, pack
 from .relative_attention import RelativeAttention, sinusoids
 from .rms_norm import RMSNorm
 from .roles import Roles
 from .rotary_attention import RotaryAttention, rotations
 
 __all__ = [
+    "BITS",
     "Attention",
     "DecoderLayer",
     "GPT2Attention",
     "LayerCache",
     "LayerPlan",
     "LayerState",
+    "PackedLinear",
     "Place",
     "RMSNorm",
     "RelativeAttention",
@@ -22,6 +25,7 @@ __all__ = [
     "RotaryAttention",
     "Segment",
     "SlotLine",
+    "pack",
     "rotations",
     "sinusoids",
     "slot_bias",

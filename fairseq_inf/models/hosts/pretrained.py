@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_inf.models.decoder import MemoryDecoder
+from fairseq_inf.modules import BITS, PackedLinear, pack
 
 
 class PretrainedDecoder(MemoryDecoder):
@@ -18,7 +19,7 @@ class PretrainedDecoder(MemoryDecoder):
     pretrained = True
     encoding: str  # what texts are encoded with, in messages
     norm: nn.Module
-    output_projection: nn.Linear
+    output_projection: Any
     absent: Tensor
 
     def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Embedding, build_memory: Any):
@@ -48,7 +49,21 @@ class PretrainedDecoder(MemoryDecoder):
         self.start_silent()
 
     def head(self, x: Tensor) -> Tensor:
-        return F.linear(self.norm(x), self.output_projection.weight, self.absent)
+        x, words = self.norm(x), self.output_projection
+        if isinstance(words, nn.Linear):
+            return F.linear(x, words.weight, self.absent)
+        return words(x) + self.absent
+
+    def pack(self, weights: str) -> None:
+        """For an inference: the host's linear maps in bfloat16 or fewer bits, and all else in
+        bfloat16.  weights: of BITS, below 32."""
+        tied = self.embed_tokens.weight is self.output_projection.weight
+        parts = [part for layer in self.layers for part in (layer, layer.attention)]
+        pack(parts, weights)
+        self.output_projection = PackedLinear(self.output_projection, max(8, BITS[weights]))
+        if tied:
+            self.embed_tokens.weight = self.output_projection.weight
+        self.bfloat16()
 
     def check_length(self, length: int) -> None:
         most, stm, sinks = self.num_positions, self.stm_length, self.short_term.sinks
