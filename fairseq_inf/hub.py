@@ -144,7 +144,8 @@ class MemoryHub(nn.Module):
     def load_memory(self, path: str | Path) -> Memory:
         """-> Memory, from a file that `save` wrote with this very model"""
         state = load_state(str(path), self._new_reading(), self.fingerprint)
-        if state.num_rows != 1 or int(state.tokens.max()) >= len(self.dictionary):
+        words = torch.cat([state.tokens[0], *state.memory.last])
+        if state.num_rows != 1 or int(words.max()) >= len(self.dictionary):
             raise ValueError(
                 f"memory file {path} cannot be a memory: it must be of one text, and of words in "
                 "the dictionary"

@@ -240,6 +240,10 @@ def decoder(model, tokens, segment):
     outs, stm = [], model.stm_length
     for begin in range(0, len(tokens), segment):
         x = model.embed_tokens(tokens[begin : begin + segment]) * math.sqrt(model.dim)
+        if model.token_shift is not None:
+            before = [tokens[i - 1] if i else tokens[0] * 0 for i in range(begin, begin + len(x))]
+            before = model.embed_tokens(torch.stack(before)) * math.sqrt(model.dim)
+            x = x + model.token_shift * before
         for layer, kept, row in zip(model.layers, past, rows, strict=True):
             source = layer.attention_norm(x) if layer.normalize_before else x
             old = torch.stack(kept) if kept else source[:0]

@@ -65,6 +65,16 @@ def test_baselines_equal_naive_ones_with_their_gradients(name, post_norm, stm, s
     assert_equal(naive.decoder, decoder, text(1, 38), segment)
 
 
+def test_a_token_shift_of_zero_adds_nothing_at_first_and_changes_no_other_weight():
+    plain, shifted = (make_model("gibbs", token_shift=x).decoder for x in (None, 0.0))
+    for name, x in plain.state_dict().items():
+        assert torch.equal(x, shifted.state_dict()[name]), name
+    tokens = text(2, 40)
+    assert torch.equal(stream(plain, tokens, 5)[0], stream(shifted, tokens, 5)[0])
+    shifted(tokens[:, :5], shifted.initial_state(2))[0].sum().backward()
+    assert shifted.token_shift.grad.abs().min() > 0
+
+
 @pytest.mark.parametrize("longer", [13, 40])
 def test_any_length_of_the_short_term_memory_in_evaluation(longer):
     model = make_model("transformer_xl", stm_length=6).double()
@@ -99,7 +109,8 @@ def test_the_reconstruction_loss_teaches_the_compression_alone():
 
 def test_the_reconstruction_loss_is_that_of_attention_by_content():
     """Ragged rows too: one made no slot, one made fewer than the others, padding counts nothing."""
-    model = make_model("compressive_transformer", decoder_layers=1).double().train()
+    model = make_model("compressive_transformer", decoder_layers=1, token_shift=None)
+    model = model.double().train()
     decoder, layer = model.decoder, model.decoder.layers[0]
     torch.nn.init.normal_(layer.attention.content_bias)
     with torch.no_grad():
@@ -154,7 +165,7 @@ def test_what_leaves_the_short_term_memory_is_written_in_order():
 
 
 def test_the_vectors_that_leave_are_the_oldest():
-    decoder = make_model(decoder_layers=1).decoder
+    decoder = make_model(decoder_layers=1, token_shift=None).decoder
     _, state = stream(decoder, text(1, 8), 4)
     tokens = text(1, 8)
     source = decoder.layers[0].attention_norm(decoder.embed_tokens(tokens) * 4)

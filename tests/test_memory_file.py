@@ -116,7 +116,8 @@ def test_a_counter_out_of_its_range_is_refused_though_the_checksum_is_right(memo
     for name in counters:
         for value in COUNTERS:
             kind = torch.iinfo(reading.tensors()[name].dtype)
-            if name == "tokens" and value > 0 or not kind.min <= value <= kind.max:
+            word = name in ("tokens", "memory.last.0") and value > 0
+            if word or not kind.min <= value <= kind.max:
                 continue  # the hub knows the dictionary
             forge(
                 path, lambda x, name=name, value=value: {**x, name: torch.full_like(x[name], value)}

@@ -50,7 +50,7 @@ MEMORIES = {
 }
 # name -> settings
 HOSTS = {
-    "transformer_xl": {"stm_length": 6},
+    "transformer_xl": {"stm_length": 6, "token_shift": 0.5},
     "gpt2": {"decoder_positions": 40, "attention_dropout": 0.0},
     "llama": {"stm_length": 6, "decoder_key_heads": 1, "sink_tokens": 2},
 }

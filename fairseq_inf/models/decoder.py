@@ -36,12 +36,15 @@ class DecoderState(State):
     key: Tensor  # B: hash of those tokens, the seed of sticky sampling
     role: tuple[Tensor, ...] = ()  # B: what the last of them is part of, if that is embedded
     surprise: tuple[Surprise, ...] = ()  # one, if a memory wants it
+    last: tuple[Tensor, ...] = ()  # B: the last of them, if the next one is told; 0 if none
 
     def ranges(self) -> Ranges:
         yield "filled", self.position.clamp(max=1), self.layers[0].window.vectors.size(1)
         yield "position", self.filled, torch.iinfo(torch.long).max
         if self.role:
             yield "role.0", 0, torch.iinfo(torch.long).max
+        if self.last:
+            yield "last.0", 0, torch.iinfo(torch.long).max
         # whole numbers in a memory count what it has been given
         for name, x in self.tensors().items():
             if ".memory." in name and x.dtype in (torch.long, torch.int):
@@ -112,6 +115,15 @@ def build_roles(cfg: Any, dictionary: Any) -> Roles | None:
         if word not in dictionary:
             raise ValueError(f"{flag('role_words')}: {word} is not in the dictionary of the data")
     return Roles([dictionary.index(word) for word in words], len(dictionary), cfg.decoder_embed_dim)
+
+
+def build_token_shift(cfg: Any) -> nn.Parameter | None:
+    """s, with a draw of its own: a model has the same first weights with it and without."""
+    spread = getattr(cfg, "token_shift", None)
+    if spread is None:
+        return None
+    draw = torch.Generator().manual_seed(torch.initial_seed() % 2**63)
+    return nn.Parameter(spread * torch.randn(cfg.decoder_embed_dim, generator=draw))
 
 
 class MemoryDecoder(FairseqDecoder):
@@ -193,6 +205,7 @@ class MemoryDecoder(FairseqDecoder):
         self.checkpoint_activations = cfg.checkpoint_activations
         self.dropout = nn.Dropout(cfg.dropout)
         self.roles = build_roles(cfg, dictionary)
+        self.token_shift = build_token_shift(cfg)
 
         def draw_memory(number: int) -> LongTermMemory | None:
             """With a seed the host has the same first weights, whatever its memory."""
@@ -239,6 +252,7 @@ class MemoryDecoder(FairseqDecoder):
             key=count(),
             role=() if self.roles is None else (count(),),
             surprise=surprise,
+            last=() if self.token_shift is None else (count(),),
         )
 
     @property
@@ -270,7 +284,8 @@ class MemoryDecoder(FairseqDecoder):
         self.check_tokens(tokens)
         segment, plans = self.plan(tokens, state, lengths)
         roles = None if self.roles is None else self.roles.of(tokens, *state.role)
-        x: Any = self.embedded(tokens, torch.arange(tokens.size(1), device=tokens.device), roles)
+        place = torch.arange(tokens.size(1), device=tokens.device)
+        x: Any = self.embedded(tokens, place, roles, *state.last)
         layers, met = [], []
         for number, (layer, old, plan) in enumerate(
             zip(self.layers, state.layers, plans, strict=True)
@@ -305,17 +320,30 @@ class MemoryDecoder(FairseqDecoder):
             found = found.view_as(tokens).where(known, 0)
         return (before.after(found, features, segment.lengths, self.stm_length),)
 
-    def step(self, tokens: Tensor, place: Tensor, roles: Tensor | None, each: Any) -> Tensor:
-        """One token a row, B, in the middle of a segment.  place, roles: of each, B.  each: what
-        each layer's `step` needs.  -> B x 1 x V"""
+    def step(
+        self,
+        tokens: Tensor,
+        place: Tensor,
+        roles: Tensor | None,
+        last: Tensor | None,
+        each: Any,
+    ) -> Tensor:
+        """One token a row, B, in the middle of a segment.  place, roles: of each, last: before
+        each, B.  each: what each layer's `step` needs.  -> B x 1 x V"""
         roles = None if roles is None else roles[:, None]
-        x = self.embedded(tokens[:, None], place[:, None], roles)
+        x = self.embedded(tokens[:, None], place[:, None], roles, last)
         for layer, needs in zip(self.layers, each, strict=True):
             x = layer.step(x, *needs, self.ltm_enabled)
         return self.head(x)
 
-    def embedded(self, tokens: Tensor, place: Tensor, roles: Tensor | None) -> Tensor:
+    def embedded(
+        self, tokens: Tensor, place: Tensor, roles: Tensor | None, last: Tensor | None = None
+    ) -> Tensor:
+        """E[w_t] + s * E[w_(t-1)] + r_t.  last: the tokens before the first ones, B"""
         x = self.embed(tokens, place)
+        if self.token_shift is not None and last is not None:
+            before = torch.cat([self.embed(last[:, None], place[..., :1]), x[:, :-1]], dim=1)
+            x = x + self.token_shift * before
         return x if roles is None or self.roles is None else x + self.roles(roles)
 
     def _through(self, layer: DecoderLayer, *args: Any) -> Any:
@@ -339,16 +367,18 @@ class MemoryDecoder(FairseqDecoder):
         if segment.mask is not None:
             scattered = scattered * segment.mask
         key = torch.where(read > 0, mix(state.key + scattered.sum(dim=-1)), state.key)
-        role = state.role
-        if roles is not None:
-            last = roles.gather(1, (read - 1).clamp(min=0)[:, None]).squeeze(1)
-            role = (torch.where(read > 0, last, state.role[0]),)
+
+        def latest(of: Tensor, old: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            found = of.gather(1, (read - 1).clamp(min=0)[:, None]).squeeze(1)
+            return tuple(torch.where(read > 0, found, x) for x in old)
+
         return DecoderState(
             layers=layers,
             filled=self.short_term.after(state.filled, read),
             position=state.position + read,
             key=key,
-            role=role,
+            role=state.role if roles is None else latest(roles, state.role),
+            last=latest(tokens, state.last),
         )
 
     def plan(

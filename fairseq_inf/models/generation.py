@@ -296,11 +296,15 @@ class Continuation:
         roles = None
         if decoder.roles is not None:
             roles = decoder.roles.of(reading.tokens, *reading.memory.role)[row, count]
+        before = None
+        if decoder.token_shift is not None:
+            before = reading.tokens[row, (count - 1).clamp(min=0)]
+            before = torch.where(count > 0, before, *reading.memory.last)
         each = (
             (cache, places[kind], table)
             for cache, kind, table in zip(self.cache.layers, self.kinds, self.tables, strict=True)
         )
-        output = decoder.step(tokens, count, roles, each)
+        output = decoder.step(tokens, count, roles, before, each)
         reading.count += 1
         self.counts = [n + 1 for n in self.counts]
         return output

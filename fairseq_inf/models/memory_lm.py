@@ -131,6 +131,7 @@ class MemoryLM(FairseqLanguageModel):
         """Whether a segment is read without anything of those before it."""
         decoder = self.decoder
         alone = decoder.short_term.size == 0 and decoder.roles is None
+        alone = alone and decoder.token_shift is None
         return alone and all(layer.memory is None for layer in decoder.layers)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:

@@ -39,6 +39,11 @@ class TransformerXLConfig(WindowConfig):
     activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = setting(
         "gelu", "activation of the feed-forward nets"
     )
+    token_shift: Optional[float] = setting(
+        None, "tell each token the one before it: E[w] + s * E[w before], with s learned, a number "
+        "a channel, and of this standard deviation at first; it may be 0 (default: not told)",
+        least=0,
+    )  # fmt: skip
     untie_embeddings: bool = setting(False, "an output projection apart from the embeddings")
     adaptive_cutoff: Optional[str] = setting(
         None, "cutoffs a,b,c of adaptive embeddings and of an adaptive softmax that is tied to them"
