@@ -120,6 +120,8 @@ def test_everything_in_sight_is_one_pass_over_text_and_question(folder, text):
         assert answer.nats == pytest.approx(float(own), abs=1e-3)
     kept = needles.counted(text)[100:]
     assert found.bits == pytest.approx(-float(logs[100:TOKENS][kept].mean() / 0.6931472), abs=1e-4)
+    assert found.with_facts == pytest.approx(-float(logs[100:TOKENS].mean() / 0.6931472), abs=1e-4)
+    assert found.by_place == [pytest.approx(found.bits)]
     assert found.memory == 0 and found.window > TOKENS * 32 * 4 * 2  # vectors of two layers
 
 
@@ -128,7 +130,7 @@ def row(texts, known, name="rigged"):
     found = [
         Found(
             [Answer(known(x), -1.0, x.answer.upper() if known(x) else "") for x in t.needles],
-            bits=2.0, seconds=0.001, window=2_000_000, memory=500_000,
+            bits=2.0, with_facts=1.5, seconds=0.001, window=2_000_000, memory=500_000,
         )
         for t in texts
     ]  # fmt: skip
@@ -143,10 +145,10 @@ def test_facts_are_counted_by_how_long_ago_they_were_told():
     assert needles.shares(texts, knows) == [100, 100] and needles.shares(texts, new) == [50, 50]
     head, _, *lines = needles.lines_of(texts, [knows, new], list(FORMS), 512).splitlines()
     head, all_, some = ([x.strip() for x in line.split("|")[1:-1]] for line in (head, *lines))
-    assert head[3:7] == ["< 512", "512–1,024", "1,024–2,048", "2,048–4,096"]
-    assert all_[3:7] == ["2/2", "2/2", "4/4", "0/0"] and some[3:7] == ["2/2", "2/2", "0/4", "0/0"]
-    assert some[7:11] == ["50.00 ± 0.00", "100.00 ± 0.00", "0.00 ± 0.00", "50.00 ± 0.00"]
-    assert some[1] == "2.0000" and some[11:] == ["2.0", "0.5", "1.0"]
+    assert head[4:8] == ["< 512", "512–1,024", "1,024–2,048", "2,048–4,096"]
+    assert all_[4:8] == ["2/2", "2/2", "4/4", "0/0"] and some[4:8] == ["2/2", "2/2", "0/4", "0/0"]
+    assert some[8:12] == ["50.00 ± 0.00", "100.00 ± 0.00", "0.00 ± 0.00", "50.00 ± 0.00"]
+    assert some[1:3] == ["2.0000", "1.5000"] and some[12:] == ["2.0", "0.5", "1.0"]
 
 
 def test_settings_stand_side_by_side_on_the_same_texts(folder, tmp_path, capsys):

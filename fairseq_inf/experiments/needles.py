@@ -21,8 +21,9 @@ Beside them stand, without a long-term memory,
     nothing     no text at all
 
 which are measured once, and kept in a file (--cache, or beside the checkpoint).  Bits are those of
-a token of the text, without the facts, from token --context on; bytes what a stream keeps between
-two segments; times CPU seconds of such a token with its prediction.
+a token of the text, without the facts and with them, from token --context on (in texts.csv by
+place, too, 1,024 tokens each); bytes what a stream keeps between two segments; times CPU seconds of
+such a token with its prediction.
 
 OUTPUT gets table.md, needles.png (facts recalled by distance), needles.csv (a line for each
 question) and texts.csv (one for each text), written anew after each row.
@@ -76,6 +77,7 @@ from .runs import spread
 ROOM = 2**30  # bytes of the states of questions that are asked side by side, at most
 SAID = 8  # tokens of a generated answer
 BEHIND = 256  # tokens of a question and an answer, at most
+PLACES = 1024  # tokens of which a mean is kept
 
 # B questions, V words
 
@@ -100,7 +102,9 @@ class Found:
     """What a row gives on a text."""
 
     answers: list[Answer]
-    bits: float = math.nan
+    bits: float = math.nan  # of the text's own tokens
+    with_facts: float = math.nan  # of all
+    by_place: list[float] = field(default_factory=list)  # of its own, in each PLACES from `context`
     seconds: float = math.nan  # of a token
     window: int = 0  # bytes
     memory: int = 0
@@ -223,8 +227,16 @@ def measure(hub: MemoryHub, text: Text, context: int, of_text: bool = True) -> F
     since = time.process_time()
     reading, logs = read(decoder, reading, rest, lengths[1], score=True)
     seconds = (time.process_time() - since) / rest.size(1)
-    bits = -logs[0].double().cpu()[counted(text)[context:]].mean().item() / math.log(2)
-    return Found(ask(hub, reading, text.needles), bits, seconds, *state_bytes(decoder, reading))
+    bits, hay = -logs[0].double().cpu() / math.log(2), counted(text)[context:]
+    parts = zip(bits.split(PLACES), hay.split(PLACES), strict=True)
+    return Found(
+        ask(hub, reading, text.needles),
+        bits[hay].mean().item(),
+        bits.mean().item(),
+        [part[own].mean().item() for part, own in parts if own.any()],
+        seconds,
+        *state_bytes(decoder, reading),
+    )
 
 
 def counted(text: Text) -> Tensor:
@@ -339,25 +351,27 @@ def lines_of(texts: Sequence[Text], rows: Sequence[Row], forms: Sequence[str], e
         binned = by_distance(texts, row, edges).values()
         mean = {
             name: statistics.mean(getattr(own, name) for own in row.found)
-            for name in ("bits", "seconds", "window", "memory")
+            for name in ("bits", "with_facts", "seconds", "window", "memory")
         }
-        cost = [""] * 4
+        cost = [""] * 5
         if row.of_text:
             sizes = [f"{mean[name] / 1e6:.1f}" for name in ("window", "memory")]
-            cost = [f"{mean['bits']:.4f}", *sizes, f"{1000 * mean['seconds']:.1f}"]
+            bits = [f"{mean[name]:.4f}" for name in ("bits", "with_facts")]
+            cost = [*bits, *sizes, f"{1000 * mean['seconds']:.1f}"]
         lines.append(
             [
                 row.name,
-                cost[0],
+                *cost[:2],
                 spread(shares(texts, row)),
                 *(f"{sum(each)}/{len(each)}" for each in binned),
                 *(spread(shares(texts, row, form=form)) for form in forms),
                 spread(shares(texts, row, said=True)),
-                *cost[1:],
+                *cost[2:],
             ]
         )
-    head = ["", "bits", "recalled, %", *names.values(), *(f"{form}, %" for form in forms)]
-    return table([*head, "said, %", "window, MB", "memory, MB", "ms a token"], lines)
+    head = ["", "bits", "with facts", "recalled, %", *names.values()]
+    head += [*(f"{form}, %" for form in forms), "said, %", "window, MB", "memory, MB", "ms a token"]
+    return table(head, lines)
 
 
 def draw(path: Path, texts: Sequence[Text], rows: Sequence[Row], every: int, chance: float) -> None:
@@ -406,7 +420,10 @@ def report(args: argparse.Namespace, texts: Sequence[Text], rows: Sequence[Row])
         for row, text, found in each
         if row.of_text
     ]
-    write_csv(by_text, "row path seed document bits seconds window memory".split(), sums)
+    for line in sums:
+        line["by_place"] = " ".join(f"{x:.4f}" for x in line["by_place"])
+    columns = "row path seed document bits with_facts by_place seconds window memory"
+    write_csv(by_text, columns.split(), sums)
     text = lines_of(texts, rows, args.form, args.every)
     made.write_text(text + "\n")
     draw(drawn, texts, rows, args.every, 1 / args.candidates)
