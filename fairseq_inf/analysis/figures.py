@@ -30,7 +30,7 @@ def shown(word: str, most: int = 24) -> str:
 
 def sharpest(trace: Trace) -> int:
     """The layer whose reads are the least spread out."""
-    return max(trace.info["layers"], key=lambda own: own["focus"])["layer"]
+    return max(trace.info["layers"], key=lambda entry: entry["focus"])["layer"]
 
 
 def chosen(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -56,8 +56,8 @@ def attention(trace: Trace, plt: Any) -> Any:
     figure, axes = plt.subplots(
         1, len(layers), figsize=(3.6 * len(layers), 2.8), sharey=True, squeeze=False
     )
-    for axis, own in zip(axes[0], layers, strict=True):
-        name = f"own.{own['layer']}"
+    for axis, entry in zip(axes[0], layers, strict=True):
+        name = f"own.{entry['layer']}"
         histogram = trace.column(f"{name}.histogram")
         read = histogram.sum(axis=1) > 0
         mean = histogram[read].mean(axis=0) * trace.info["bins"] if read.any() else histogram[0]
@@ -67,7 +67,7 @@ def attention(trace: Trace, plt: Any) -> Any:
         lines = borders(trace, name, trace.places(name))
         for border in lines[:: -(-len(lines) // 60) or 1]:
             axis.axvline(border, color=ORANGE, lw=0.7, alpha=0.5)
-        axis.set_title(f"layer {own['layer']}", fontsize=10)
+        axis.set_title(f"layer {entry['layer']}", fontsize=10)
         axis.set_xlabel("t: 0 oldest, 1 newest")
         axis.set_xlim(0, 1)
         axis.set_ylim(0, None)
@@ -82,7 +82,7 @@ def queries(trace: Trace, most: int = 4) -> list[int]:
     readable = np.arange(len(gain)) >= trace.info["tokens"] - readable_tokens(trace)
     found: list[int] = []
     for token in np.argsort(-np.where(readable, gain, -np.inf), kind="stable").tolist():
-        if readable[token] and all(abs(token - own) > 8 for own in found):
+        if readable[token] and all(abs(token - other) > 8 for other in found):
             found.append(token)
         if len(found) == most:
             break
@@ -120,8 +120,8 @@ def densities(trace: Trace, plt: Any) -> Any:
     for axis, (token, places) in zip(axes[:, 0], at_tokens(trace, layer, picks), strict=True):
         density = trace.density(layer, token)
         masses = density.mass(edges) * len(t)  # H x D
-        for head, own in enumerate(masses):
-            axis.plot(t, own, lw=1, color=HEADS[head % len(HEADS)], label=f"head {head}")
+        for head, mass in enumerate(masses):
+            axis.plot(t, mass, lw=1, color=HEADS[head % len(HEADS)], label=f"head {head}")
         words = trace.vector_words(f"own.{layer}", places)
         peak = density.mass(places.edges()).mean(dim=0)
         labelled: list[float] = []
@@ -151,8 +151,8 @@ def densities(trace: Trace, plt: Any) -> Any:
 
 def memories(trace: Trace) -> list[tuple[str, str]]:
     """-> prefix of the columns and name of each memory, the linear one first"""
-    own, other = trace.info["sticky"]
-    found = [("own", "sticky" if own else "linear")]
+    first, other = trace.info["sticky"]
+    found = [("own", "sticky" if first else "linear")]
     if other is not None:
         found.append(("other", "sticky" if other else "linear"))
     return sorted(found, key=lambda pair: pair[1])
@@ -199,12 +199,12 @@ def reconstruction(trace: Trace, plt: Any) -> Any:
     """How far the memory's vectors are from those that it was given, by their age."""
     figure, axis = plt.subplots(figsize=(5.5, 3.4))
     layers = chosen(trace.info["layers"])
-    for own, color in zip(layers, (BLUE, ORANGE, GREEN), strict=False):
-        error, size = trace.column(f"own.{own['layer']}.errors").T
+    for entry, color in zip(layers, (BLUE, ORANGE, GREEN), strict=False):
+        error, size = trace.column(f"own.{entry['layer']}.errors").T
         known = size > 0
         ages = 2 ** ((np.arange(len(size))[known] + 0.5) / trace.info["ages"])
         axis.plot(ages, np.sqrt(error[known] / size[known]), "o-", ms=3, color=color,
-                  label=f"layer {own['layer']}")  # fmt: skip
+                  label=f"layer {entry['layer']}")  # fmt: skip
     axis.axhline(1, color=GREY, lw=0.8, ls=":")
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter("{x:,.0f}")
@@ -237,11 +237,11 @@ def gain(trace: Trace, plt: Any) -> Any:
     octave = np.log2(counts[which]).astype(int)
     names, heights = [], []
     for number in range(octave.max() + 1):
-        own = octave == number
-        if own.any():
+        inside = octave == number
+        if inside.any():
             low, high = 2**number, 2 ** (number + 1) - 1
             names.append(f"{low:,}" if low == high else f"{low:,}–{high:,}")
-            heights.append(float(saved((off - on)[own].mean())))
+            heights.append(float(saved((off - on)[inside].mean())))
     right.bar(range(len(names)), heights, color=[BLUE if x >= 0 else ORANGE for x in heights])
     right.set_xticks(range(len(names)), names, rotation=40, ha="right", fontsize=8)
     right.set_xlabel("how often the word is in the text")
@@ -279,31 +279,31 @@ def write_tables(trace: Trace, folder: Path) -> None:
     phrases.csv: what holds the most space at the end."""
     rows = []
     tokens = queries(trace, 30)
-    for own in chosen(trace.info["layers"]):
-        for token, places in at_tokens(trace, own["layer"], tokens):
+    for entry in chosen(trace.info["layers"]):
+        for token, places in at_tokens(trace, entry["layer"], tokens):
             [word] = trace.words(token, token + 1)
             bits = (trace.loss("off", token) - trace.loss("on", token)) / np.log(2)
-            words = trace.vector_words(f"own.{own['layer']}", places)
-            numbers = trace.numbers(f"own.{own['layer']}", places)
-            masses = trace.density(own["layer"], token).mass(places.edges()).mean(dim=0)
+            words = trace.vector_words(f"own.{entry['layer']}", places)
+            numbers = trace.numbers(f"own.{entry['layer']}", places)
+            masses = trace.density(entry["layer"], token).mass(places.edges()).mean(dim=0)
             for i in masses.argsort(descending=True, stable=True)[:5].tolist():
                 rows.append({
                     "token": token, "word": word, "gain_bits": round(bits, 3),
-                    "layer": own["layer"], "attended_token": int(numbers[i]) - 1,
+                    "layer": entry["layer"], "attended_token": int(numbers[i]) - 1,
                     "attended": words[i], "mass": f"{float(masses[i]):.4g}",
                 })  # fmt: skip
     columns = "token word gain_bits layer attended_token attended mass".split()
     write_csv(folder / "attended.csv", columns, rows)
     rows = []
     for kind, name in memories(trace):
-        for own in trace.info["layers"]:
-            column = f"{kind}.{own['layer']}"
+        for entry in trace.info["layers"]:
+            column = f"{kind}.{entry['layer']}"
             places = trace.places(column)
             spaces, numbers = places.spaces(), trace.numbers(column, places)
             words = trace.vector_words(column, places)
             for first, after in phrases(spaces.tolist()):
                 rows.append({
-                    "memory": name, "layer": own["layer"], "first_token": int(numbers[first]) - 1,
+                    "memory": name, "layer": entry["layer"], "first_token": int(numbers[first]) - 1,
                     "phrase": "".join(words[first:after]),
                     "space": f"{float(spaces[first:after].sum()):.4g}",
                 })  # fmt: skip

@@ -35,11 +35,11 @@ def write_page(trace: Trace, path: Path) -> None:
         file.write(_script("info", "application/json", _json(page_info(trace, kept))))
         for name, values in columns(trace):
             _write(file, name, values)
-        for own in trace.info["layers"]:
-            if own["density"] is not None:
+        for entry in trace.info["layers"]:
+            if entry["density"] is not None:
                 for first in range(0, trace.info["tokens"], CHUNK):
-                    name = f"d.{own['layer']}.{first // CHUNK}"
-                    _write(file, name, packed(trace, own, first, first + CHUNK, kept))
+                    name = f"d.{entry['layer']}.{first // CHUNK}"
+                    _write(file, name, packed(trace, entry, first, first + CHUNK, kept))
         file.write(tail)
 
 
@@ -62,7 +62,7 @@ def kept_cells(trace: Trace) -> int:
     """How many cells of each density the page knows one by one."""
     info = trace.info
     densities = max(info["tokens"] * info["heads"] * len(info["layers"]), 1)
-    known = max([own["kept"] for own in info["layers"]], default=0)
+    known = max([entry["kept"] for entry in info["layers"]], default=0)
     return int(np.clip((BUDGET / densities - 2) // 4, min(2, known), known))
 
 
@@ -78,12 +78,12 @@ def columns(trace: Trace) -> Iterator[tuple[str, np.ndarray]]:
     yield "on", on.round().clip(0, WHOLE).astype("u2")
     yield "gain", (off - on).round().clip(-32767, 32767).astype("i2")
     kinds = ("own", "other") if trace.info["sticky"][1] is not None else ("own",)
-    for own in trace.info["layers"]:
-        histogram = trace.column(f"own.{own['layer']}.histogram")
+    for entry in trace.info["layers"]:
+        histogram = trace.column(f"own.{entry['layer']}.histogram")
         highest = histogram.max(axis=1, keepdims=True).clip(1e-9)
-        yield f"histogram.{own['layer']}", (histogram / highest * 255).round().astype("u1")
+        yield f"histogram.{entry['layer']}", (histogram / highest * 255).round().astype("u1")
         for kind in kinds:
-            name = f"{kind}.{own['layer']}"
+            name = f"{kind}.{entry['layer']}"
             numbers = trace.column(f"{name}.numbers")
             if np.array_equal(numbers, np.arange(len(numbers)) + numbers[:1]):
                 numbers = numbers[:1]  # one after the other
@@ -108,21 +108,21 @@ def shots(trace: Trace, name: str, kinds: tuple[str, ...]) -> np.ndarray:
     return np.concatenate(found).astype("f4")
 
 
-def packed(trace: Trace, own: dict[str, Any], first: int, after: int, kept: int) -> np.ndarray:
+def packed(trace: Trace, entry: dict[str, Any], first: int, after: int, kept: int) -> np.ndarray:
     """The densities of some tokens, head by head: of a Gaussian mu and log2 sigma, else cells,
     their masses and the mass of all others.  -> u2"""
 
     def column(part: str) -> np.ndarray:
-        return trace.column(f"own.{own['layer']}.{part}", first, after).astype("f8")
+        return trace.column(f"own.{entry['layer']}.{part}", first, after).astype("f8")
 
     def share(x: np.ndarray) -> np.ndarray:
         return (x.clip(0, 1) * WHOLE).round()
 
-    if own["density"] == "normal":
+    if entry["density"] == "normal":
         sigma = np.log2(column("sigma").clip(2.0**-15, 2.0**15))
         parts = [share(column("mu")), ((sigma + 16) * 2048).round()]
         return np.stack(parts, axis=-1).astype("u2")
-    kept = min(kept, own["kept"])
+    kept = min(kept, entry["kept"])
     cell, mass = column("cell")[..., :kept], column("mass")
     rest = column("rest") + mass[..., kept:].sum(axis=-1)
     whole = np.concatenate([cell, share(mass[..., :kept]), share(rest)[..., None]], axis=-1)

@@ -187,7 +187,7 @@ class Trace:
             mu, sigma = (part(x) for x in ("mu", "sigma"))
             return GaussianDensity(mu, sigma.square())
         cell, mass, rest = (part(x) for x in ("cell", "mass", "rest"))
-        [cells] = [own["cells"] for own in self.info["layers"] if own["layer"] == layer]
+        [cells] = [entry["cells"] for entry in self.info["layers"] if entry["layer"] == layer]
         return Weights(spread(cell, mass, rest, cells))
 
 

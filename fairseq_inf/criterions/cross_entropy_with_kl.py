@@ -143,10 +143,10 @@ class CrossEntropyWithKL(FairseqCriterion):
         if softmax is None:
             return (x.argmax(dim=-1) == target).sum()
         correct = torch.zeros_like(target[:0].sum())
-        for part, own in zip(x.split(256), target.split(256), strict=True):
-            if len(own):  # all words of many tokens at once would fill the memory
+        for part, wanted in zip(x.split(256), target.split(256), strict=True):
+            if len(wanted):  # all words of many tokens at once would fill the memory
                 best = softmax.get_log_prob(part[None], None)[0].argmax(dim=-1)
-                correct = correct + (best == own).sum()
+                correct = correct + (best == wanted).sum()
         return correct
 
     @staticmethod

@@ -139,10 +139,10 @@ class SegmentBatches(torch.utils.data.Dataset):
     """
 
     def __init__(
-        self, dataset: StreamDataset, spans: Spans, length: int, own: slice, context: int = 0
+        self, dataset: StreamDataset, spans: Spans, length: int, shard: slice, context: int = 0
     ) -> None:
         """spans: for each row of all processes the (begin, end) of what it reads, in order.
-        own: which of the rows are this process's, a slice."""
+        shard: which of the rows are this process's, a slice."""
         self.dataset, self.context = dataset, context
         tables = [_segments(row, length, context) for row in spans]
         self.num_segments = max(len(begin) for begin, _, _, _ in tables)
@@ -150,8 +150,8 @@ class SegmentBatches(torch.utils.data.Dataset):
         self.widths = np.zeros(self.num_segments, dtype=np.int64)
         for begin, end, _, _ in tables:
             np.maximum(self.widths[: len(begin)], end - begin, out=self.widths[: len(begin)])
-        self.first_row = own.start
-        self.tables = tables[own]
+        self.first_row = shard.start
+        self.tables = tables[shard]
         self.eos, self.pad = dataset.dictionary.eos(), dataset.dictionary.pad()
 
     def __len__(self) -> int:
@@ -209,14 +209,14 @@ class SequenceBatches(torch.utils.data.Dataset):
         dataset: StreamDataset,
         rows: int,
         length: int,
-        own: slice,
+        shard: slice,
         asked: Callable[[StreamDataset, int], np.ndarray],
         shuffle_seed: int | None = None,
     ) -> None:
-        """rows: of all processes.  own: which of them are this one's, a slice.
+        """rows: of all processes.  shard: which of them are this one's, a slice.
         asked: which tokens of a document are targets, at least one: bool for each"""
         self.dataset, self.length, self.asked = dataset, length, asked
-        self.rows, self.own = rows, own
+        self.rows, self.shard = rows, shard
         self.order = np.arange(len(dataset))
         if shuffle_seed is not None:
             draw = np.random.RandomState(shuffle_seed % 2**32)
@@ -235,11 +235,11 @@ class SequenceBatches(torch.utils.data.Dataset):
         chosen = self.order[index * self.rows : (index + 1) * self.rows]
         spans = [[tuple(self.dataset.documents[d : d + 2].tolist())] for d in chosen]
         spans += [[]] * (self.rows - len(spans))
-        batches = SegmentBatches(self.dataset, spans, self.length, self.own)
+        batches = SegmentBatches(self.dataset, spans, self.length, self.shard)
         real = torch.zeros(batches.num_rows, len(batches) * self.length, dtype=torch.bool)
-        for row, document in enumerate(chosen[self.own]):
-            own = torch.from_numpy(self.asked(self.dataset, document))
-            real[row, : len(own)] = own
+        for row, document in enumerate(chosen[self.shard]):
+            wanted = torch.from_numpy(self.asked(self.dataset, document))
+            real[row, : len(wanted)] = wanted
         segments = []
         for i in range(len(batches)):
             batch = batches[i]
@@ -252,7 +252,7 @@ class SequenceBatches(torch.utils.data.Dataset):
         return {
             "segments": segments,
             "first": int(self.first[chosen].min()),  # the first with a target, in any process
-            "nsentences": sum(bool(row) for row in spans[self.own]),
+            "nsentences": sum(bool(row) for row in spans[self.shard]),
             "ntokens": sum(batch["ntokens"] for batch in segments),
         }
 

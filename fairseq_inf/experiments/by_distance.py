@@ -63,14 +63,13 @@ def main() -> None:
     for edge in bin_edges(length, int(back.max()) + 1):
         bins.append((f"{below:,}–{edge:,}", (back > 0) & (back >= below) & (back < edge)))
         below = edge
-    for name, own in [*bins, ("all", np.ones_like(back, dtype=bool))]:
-        if own.any():
-            cells = [f"{base[own].mean():.3f}"]
+    for name, inside in [*bins, ("all", np.ones_like(back, dtype=bool))]:
+        if inside.any():
+            cells = [f"{base[inside].mean():.3f}"]
             for other, _, _ in found[1:]:
-                cells.append(
-                    f"{other[own].mean():.3f} ({other[own].mean() - base[own].mean():+.3f})"
-                )
-            lines.append([name, f"{100 * own.mean():.1f}", *cells])
+                mean = other[inside].mean()
+                cells.append(f"{mean:.3f} ({mean - base[inside].mean():+.3f})")
+            lines.append([name, f"{100 * inside.mean():.1f}", *cells])
     names = [str(path.parent.relative_to(path.parent.parent.parent)) for path in args.checkpoints]
     print(table(["tokens since it last stood", "% of all", *names], lines))
 

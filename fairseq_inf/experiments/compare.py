@@ -62,20 +62,20 @@ def report(results: Sequence[Result], rows: Sequence[Row]) -> str:
     head += [f"paper, {data}"] * bool(paper)
     lines = []
 
-    def line(name: str, own: list[Result], how: str, stem: str = "") -> None:
-        found, off = [r[how] for r in own], [r["off"]["ppl"] for r in own if "off" in r]
+    def line(name: str, runs: list[Result], how: str, stem: str = "") -> None:
+        found, off = [r[how] for r in runs], [r["off"]["ppl"] for r in runs if "off" in r]
         values = [r["ppl"] for r in found]
         cells = [name, spread(values), ", ".join(f"{v:.2f}" for v in values)]
         cells += [spread([r["word_ppl"] for r in found])] if words else []
         cells += [spread(off) if off else "–"]
-        cells += [f"{statistics.mean(r['seconds'] for r in own) / 60:.1f}"]
+        cells += [f"{statistics.mean(r['seconds'] for r in runs) / 60:.1f}"]
         lines.append(cells + [paper.get(stem, "–")] * bool(paper))
 
     for name in (row.name for row in rows):
-        own = sorted((r for r in results if r["config"] == name), key=lambda r: r["seed"])
-        line(shown(name), own, "on", name)
-        if "sliding" in own[0]:
-            line(f"{shown(name)}, sliding window", own, "sliding")
+        runs = sorted((r for r in results if r["config"] == name), key=lambda r: r["seed"])
+        line(shown(name), runs, "on", name)
+        if "sliding" in runs[0]:
+            line(f"{shown(name)}, sliding window", runs, "sliding")
     return "\n".join([table(head, lines), "", *paired(results, rows)])
 
 

@@ -37,10 +37,10 @@ Result = dict[str, Any]
 
 def compose(config: Path) -> Any:
     """The settings of a config with those of its bases, as fairseq-hydra-train reads them."""
-    own = OmegaConf.load(config)
-    parts = own.pop("defaults", ["_self_"])
+    last = OmegaConf.load(config)
+    parts = last.pop("defaults", ["_self_"])
     return OmegaConf.merge(
-        *(own if x == "_self_" else OmegaConf.load(config.with_name(f"{x}.yaml")) for x in parts)
+        *(last if x == "_self_" else OmegaConf.load(config.with_name(f"{x}.yaml")) for x in parts)
     )
 
 
@@ -50,12 +50,12 @@ class Row:
 
     config: Path
     overrides: list[str]
-    own: list[str] = field(default_factory=list)  # overrides that no other row has
+    changes: list[str] = field(default_factory=list)  # overrides that no other row has
     data: str = ""
     name: str = ""
 
     def __post_init__(self) -> None:
-        words = (word.split(".")[-1] for word in self.own)
+        words = (word.split(".")[-1] for word in self.changes)
         self.name = self.name or ", ".join([self.config.stem, *words])
 
     def folder(self, out: str | Path, seed: int) -> Path:
@@ -74,8 +74,8 @@ class Row:
 
 def shown(name: str) -> str:
     """A row's name as people read it: only its settings keep their underscores."""
-    stem, comma, own = name.partition(",")
-    return stem.replace("_", " ") + comma + own
+    stem, comma, changes = name.partition(",")
+    return stem.replace("_", " ") + comma + changes
 
 
 def add_runs(parser: ArgumentParser) -> None:
@@ -132,13 +132,13 @@ def find_rows(parser: ArgumentParser, args: Namespace) -> list[Row]:
             f"--data {args.data} has no dict.txt: name a folder that fairseq-preprocess wrote"
         )
     rows, named = [Row(c, overrides, [], args.data) for c in configs], {c.stem: c for c in configs}
-    for name, *own in args.also:
-        if name not in named or not own or not all("=" in word for word in own):
+    for name, *changes in args.also:
+        if name not in named or not changes or not all("=" in word for word in changes):
             parser.error(
-                f"--also {name} {' '.join(own)} must be one of {', '.join(named)} and what is "
+                f"--also {name} {' '.join(changes)} must be one of {', '.join(named)} and what is "
                 "changed, a=b"
             )
-        rows.append(Row(named[name], overrides + own, own, args.data))
+        rows.append(Row(named[name], overrides + changes, changes, args.data))
     rows.sort(key=lambda row: configs.index(row.config))
     if len({row.name for row in rows}) < len(rows):
         parser.error("rows of the same name would share a folder")

@@ -107,13 +107,13 @@ class Layout:
             if config.get(name, value) != value:
                 raise Failure(f"{path}: {name} is {config[name]!r}, only {value!r} can be imported")
         found = {"tie_word_embeddings": self.tied, "eos_token_id": self.end, **config}
-        for own in (Field("vocab_size", ""), *self.fields):
-            value = found.get(own.theirs)
+        for field in (Field("vocab_size", ""), *self.fields):
+            value = found.get(field.theirs)
             if value is None:
-                value = own.default(found) if callable(own.default) else own.default
-            if not own.good(value):
-                raise Failure(f"{path}: {own.theirs} must be {own.wanted}, got {value!r}")
-            found[own.theirs] = value
+                value = field.default(found) if callable(field.default) else field.default
+            if not field.good(value):
+                raise Failure(f"{path}: {field.theirs} must be {field.wanted}, got {value!r}")
+            found[field.theirs] = value
         end, words = found["eos_token_id"], found["vocab_size"]
         if not isinstance(end, int) or not 0 <= end < words:
             raise Failure(f"{path}: eos_token_id {end} is not one of the {words} tokens")
@@ -121,12 +121,12 @@ class Layout:
 
     def get(self, config: Config, setting: str) -> Any:
         """-> the value of one of our settings"""
-        [found] = (config[own.theirs] for own in self.fields if own.ours == setting)
+        [found] = (config[field.theirs] for field in self.fields if field.ours == setting)
         return found
 
     def settings(self, config: Config) -> dict[str, Any]:
         """Those of the model of this size."""
-        found = {own.ours: config[own.theirs] for own in self.fields}
+        found = {field.ours: config[field.theirs] for field in self.fields}
         return found if config["tie_word_embeddings"] else {**found, "untie_embeddings": True}
 
     def config(self, settings: Mapping[str, Any], words: int, end: int) -> Config:
@@ -135,7 +135,7 @@ class Layout:
             "architectures": [self.model],
             "model_type": self.name,
             "vocab_size": words,
-            **{own.theirs: settings[own.ours] for own in self.fields},
+            **{field.theirs: settings[field.ours] for field in self.fields},
             "tie_word_embeddings": not settings.get("untie_embeddings"),
             "bos_token_id": end,
             "eos_token_id": end,

@@ -215,8 +215,8 @@ class LongSequenceLMTask(MemoryTraining, PromptTask):
             )
         training = dataset is self.datasets.get(self.cfg.train_subset)
         shuffle_seed = seed + epoch if training and shuffle else None
-        own = slice(rows * shard_id, rows * (shard_id + 1))
-        batches = self.build_batches(dataset, rows * num_shards, own, shuffle_seed, context)
+        shard = slice(rows * shard_id, rows * (shard_id + 1))
+        batches = self.build_batches(dataset, rows * num_shards, shard, shuffle_seed, context)
         layout = {
             "--tokens-per-sample": length,
             "--batch-size": rows,
@@ -232,7 +232,7 @@ class LongSequenceLMTask(MemoryTraining, PromptTask):
             batches,
             self,
             {**layout, **self.model.memory_flags},
-            own,
+            shard,
             epoch,
             num_workers=num_workers,
             buffer_size=data_buffer_size,
@@ -242,14 +242,14 @@ class LongSequenceLMTask(MemoryTraining, PromptTask):
         self,
         dataset: StreamDataset,
         rows: int,
-        own: slice,
+        shard: slice,
         shuffle_seed: int | None,
         context: int = 0,
     ) -> Sized:
-        """rows: of all processes.  own: which of them are this one's, a slice."""
+        """rows: of all processes.  shard: which of them are this one's, a slice."""
         length = self.cfg.tokens_per_sample
         spans = dataset.spans(rows, length, shuffle_seed)
-        return SegmentBatches(dataset, spans, length, own, context)
+        return SegmentBatches(dataset, spans, length, shard, context)
 
     def eval_lm_dataloader(
         self,

@@ -37,9 +37,9 @@ class PromptTask(FairseqTask):
         encoding = load_encoding(utils.split_paths(self.cfg.data)[0])
         if encoding is None:
             return asked
-        own, first = LineEncoding(encoding), self.dictionary.nspecial
-        if asked is None or own.agrees(asked, self.dictionary.symbols[first : first + 2000]):
-            return own
+        by_lines, first = LineEncoding(encoding), self.dictionary.nspecial
+        if asked is None or by_lines.agrees(asked, self.dictionary.symbols[first : first + 2000]):
+            return by_lines
         logger.warning(
             f"--bpe {args._name} does not encode as {self.cfg.data} does, which is of "
             f"{type(encoding).__name__}: leave it out to have that one"

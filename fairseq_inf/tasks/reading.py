@@ -16,12 +16,12 @@ def settle(cfg: Any, trained: dict[str, Any]) -> None:
     window = cfg.context_window if trained else 0
     cfg.tokens_per_sample += window
     for name, default in DEFAULTS.items():
-        was, own = trained.get(name) or default, getattr(cfg, name)
-        if not own:
+        was, asked = trained.get(name) or default, getattr(cfg, name)
+        if not asked:
             setattr(cfg, name, was)
-        elif trained and str(own) != str(was):
+        elif trained and str(asked) != str(was):
             logger.warning(
-                f"--{name.replace('_', '-')} is {own}, and was {was} in the training: what is read "
-                "otherwise has other numbers"
+                f"--{name.replace('_', '-')} is {asked}, and was {was} in the training: what is "
+                "read otherwise has other numbers"
             )
     cfg.tokens_per_sample -= window

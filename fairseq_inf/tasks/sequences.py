@@ -27,12 +27,12 @@ class SequencesTask(LinesTask):
         self,
         dataset: StreamDataset,
         rows: int,
-        own: slice,
+        shard: slice,
         shuffle_seed: int | None,
         context: int = 0,
     ) -> SequenceBatches:
         length = self.cfg.tokens_per_sample
-        return SequenceBatches(dataset, rows, length, own, self.asked, shuffle_seed)
+        return SequenceBatches(dataset, rows, length, shard, self.asked, shuffle_seed)
 
     # every batch begins with an empty memory, so that there is none to save
 

@@ -84,8 +84,8 @@ class MemoryTraining(FairseqTask):
             tensors = None
         if tensors is not None:
             kinds = {name: (x.device, x.dtype) for name, x in state.tensors().items()}
-            own = {name: tensors[name][rows].to(*kind) for name, kind in kinds.items()}
-            state = state.with_tensors(own)
+            ours = {name: tensors[name][rows].to(*kind) for name, kind in kinds.items()}
+            state = state.with_tensors(ours)
         self.model.states[True] = state
 
     def gather_memory(self) -> None:
@@ -152,10 +152,10 @@ class MemoryTraining(FairseqTask):
         self.check_dictionary(state_dict, "the checkpoint")
 
     def check_dictionary(self, state_dict: dict[str, Any], path: str) -> None:
-        own = self.state_dict()
-        if state_dict.get("dictionary", own["dictionary"]) != own["dictionary"]:
+        mine = self.state_dict()
+        if state_dict.get("dictionary", mine["dictionary"]) != mine["dictionary"]:
             raise ValueError(
-                f"the dictionary of {self.cfg.data} ({own['words']} words) is not the one that "
+                f"the dictionary of {self.cfg.data} ({mine['words']} words) is not the one that "
                 f"{path} was trained with ({state_dict['words']} words): binarize the data "
                 "with that one (fairseq-preprocess --srcdict)"
             )
@@ -174,7 +174,7 @@ def _gather(x: Tensor) -> Tensor:
     """The rows of all processes, in their order, on the CPU."""
     if x.numel() == 0:
         return torch.cat([x.cpu()] * _world_size())
-    own = x.contiguous().view(torch.uint8)
-    parts = [torch.empty_like(own) for _ in range(_world_size())]
-    torch.distributed.all_gather(parts, own)
+    data = x.contiguous().view(torch.uint8)
+    parts = [torch.empty_like(data) for _ in range(_world_size())]
+    torch.distributed.all_gather(parts, data)
     return torch.cat([part.cpu() for part in parts]).view(x.dtype)

@@ -144,8 +144,8 @@ class RecallBatches(SegmentBatches):
     `distance`, how long before, B x T, and the `edges` of the bins that it is counted in; where
     there are hot keys, `hot`, B x T, says whose they are."""
 
-    def __init__(self, dataset: StreamDataset, spans: Spans, length: int, own: slice) -> None:
-        super().__init__(dataset, spans, length, own)
+    def __init__(self, dataset: StreamDataset, spans: Spans, length: int, shard: slice) -> None:
+        super().__init__(dataset, spans, length, shard)
         self.is_key = find_keys(dataset.dictionary)
         self.is_hot = torch.from_numpy(find_keys(dataset.dictionary, HOT))
         self.edges = bin_edges(length, int(dataset.sizes.max()))

@@ -96,11 +96,11 @@ def references(folder: str, sizes: Iterable[tuple[int, int]]) -> dict[str, ByEdg
         window = marks.setdefault(f"window of {length + stm_length}", {})
         below = 0
         for edge in bin_edges(length, max(lines.sizes)):
-            own = (distance >= below) & (distance < edge)
+            inside = (distance >= below) & (distance < edge)
             below = edge
-            if own.any():
+            if inside.any():
                 marks["chance"][edge] = [round(chance, 2)]
-                window[edge] = [round(chance + (100 - chance) * seen[own].mean(), 2)]
+                window[edge] = [round(chance + (100 - chance) * seen[inside].mean(), 2)]
     return marks
 
 
@@ -117,8 +117,8 @@ def by_distance(results: Iterable[Result]) -> dict[str, ByEdge]:
     """-> accuracies of the seeds by config and bin"""
     found: dict[str, ByEdge] = {}
     for result in results:
-        for name, own in ((result["config"], "recall"), (f"{result['config']}{OFF}", "off")):
-            for edge, value in result.get(own, []):
+        for name, key in ((result["config"], "recall"), (f"{result['config']}{OFF}", "off")):
+            for edge, value in result.get(key, []):
                 found.setdefault(name, {}).setdefault(edge, []).append(value)
     return found
 
@@ -132,10 +132,10 @@ def shades(rows: Iterable[str]) -> dict[str, Any]:
     for row in rows:
         families.setdefault(row.split(",")[0], []).append(row)
     colors = {}
-    for number, own in enumerate(sorted(families.values(), key=len, reverse=True)):
+    for number, family in enumerate(sorted(families.values(), key=len, reverse=True)):
         base = np.array(to_rgb(f"C{number}"))
-        for i, row in enumerate(own):
-            light = 0.6 * (1 - (i + 1) / len(own))
+        for i, row in enumerate(family):
+            light = 0.6 * (1 - (i + 1) / len(family))
             colors[row] = tuple(base * (1 - light) + light)
     return colors
 
@@ -158,9 +158,9 @@ def draw(
         axes.plot(at, mean, color=color, label=shown(config), **how)
         axes.fill_between(at, mean - off, mean + off, color=color, alpha=0.2, lw=0)
     for number, (config, values) in enumerate(marks.items()):
-        at, own = [place[edge] for edge in values], [each[0] for each in values.values()]
+        at, heights = [place[edge] for edge in values], [each[0] for each in values.values()]
         style = (":", "-.", "--")[number % 3]
-        axes.plot(at, own, style, color="0.5", lw=1, label=config)
+        axes.plot(at, heights, style, color="0.5", lw=1, label=config)
     axes.set_xticks(list(place.values()), [names[edge] for edge in place])
     axes.set_xlabel("tokens since the pair last stood")
     axes.set_ylabel("values recalled, %")
@@ -181,15 +181,15 @@ def report(args: Namespace, results: list[Result], rows: Sequence[Row]) -> str:
 
     results.sort(key=place)
     settings = [row.settings() for row in rows]
-    sizes = sorted({(own.task.tokens_per_sample, own.model.stm_length) for own in settings})
+    sizes = sorted({(one.task.tokens_per_sample, one.model.stm_length) for one in settings})
     found, marks = by_distance(results), references(args.data, sizes)
     edges = {edge for values in [*found.values(), *marks.values()] for edge in values}
     names = bin_names(edges, sizes[0][0])
     lists = [
         {**result, "distance": edge, "accuracy": value, "memory": memory}
         for result in results
-        for memory, own in (("on", "recall"), ("off", "off"))
-        for edge, value in result.get(own, [])
+        for memory, key in (("on", "recall"), ("off", "off"))
+        for edge, value in result.get(key, [])
     ]
     lists += [
         {"config": name, "distance": edge, "accuracy": value}
@@ -202,11 +202,11 @@ def report(args: Namespace, results: list[Result], rows: Sequence[Row]) -> str:
     draw(out / "recall.png", found, marks, names)
     lines = []
     for name, values in [*found.items(), *marks.items()]:
-        own = [r for r in results if r["config"] == name]
+        runs = [r for r in results if r["config"] == name]
         cost = ["", ""]
-        if own:
-            minutes = statistics.mean(r["seconds"] for r in own) / 60
-            cost = [f"{own[0]['floats']:,}", f"{minutes:.1f}"]
+        if runs:
+            minutes = statistics.mean(r["seconds"] for r in runs) / 60
+            cost = [f"{runs[0]['floats']:,}", f"{minutes:.1f}"]
         cells = [spread(values[edge]) if edge in values else "" for edge in names]
         lines.append([shown(name), *cells, *cost])
     text = table(["recalled, %", *names.values(), "floats", "minutes"], lines)

@@ -27,13 +27,13 @@ class RecallTask(LinesTask):
         self,
         dataset: StreamDataset,
         rows: int,
-        own: slice,
+        shard: slice,
         shuffle_seed: int | None,
         context: int = 0,
     ) -> RecallBatches:
         length = self.cfg.tokens_per_sample
         spans = dataset.spans(rows, length, shuffle_seed)
-        return RecallBatches(dataset, spans, length, own)
+        return RecallBatches(dataset, spans, length, shard)
 
     def train_step(self, sample: dict[str, Any], *args: Any, **kwargs: Any) -> Step:
         with _Outputs(self.model) as outputs:

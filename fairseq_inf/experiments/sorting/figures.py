@@ -76,8 +76,8 @@ NAMES = {
 
 def models(args: Namespace) -> list[str]:
     """-> the names of this scale's configs, in the order of table and figure"""
-    own = [name for name in NAMES if (args.configs / args.scale / f"{name}.yaml").is_file()]
-    return [name for name in own if not args.models or name in args.models]
+    there = [name for name in NAMES if (args.configs / args.scale / f"{name}.yaml").is_file()]
+    return [name for name in there if not args.models or name in args.models]
 
 
 def prepare(args: Namespace, length: int) -> str:
@@ -113,7 +113,7 @@ def run_all(args: Namespace, cases: Iterable[tuple[Row, Result]]) -> list[Result
         lambda result: f"{result['accuracy']:.2f} %",
         out=Path(args.out) / args.scale,
     )
-    of = {row.name: own for row, own in zip(rows, known, strict=True)}
+    of = {row.name: facts for row, facts in zip(rows, known, strict=True)}
     return [{**result, **of[result["config"]]} for result in results]
 
 
@@ -324,8 +324,8 @@ def run(figure: str) -> None:
         parser.error(f"{which}--configs {args.configs} has no such config in {args.scale}")
     unknown = set(getattr(args, "lengths", None) or ()) - set(SCALES[args.scale]["lengths"])
     if unknown:
-        own = ", ".join(map(str, SCALES[args.scale]["lengths"]))
-        parser.error(f"--lengths {min(unknown)} must be one of {own}")
+        known = ", ".join(map(str, SCALES[args.scale]["lengths"]))
+        parser.error(f"--lengths {min(unknown)} must be one of {known}")
     logging.disable(logging.INFO)  # fairseq lets through what every library says
     (lengths if figure == "lengths" else basis)(args)
 

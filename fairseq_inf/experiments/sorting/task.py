@@ -86,11 +86,11 @@ class SortingTask(SequencesTask):
             found.append(logs[:, -1].argmax(dim=-1))
         orders = torch.stack(found, dim=1).tolist()
         right = [row[row != pad].tolist() for row in targets]
-        pairs = [(order, own[: len(order)]) for order, own in zip(right, orders, strict=True)]
+        pairs = [(order, said[: len(order)]) for order, said in zip(right, orders, strict=True)]
         return {
             "orders": len(pairs),
-            "exact": sum(order == own for order, own in pairs),
-            "tau": sum(kendall_tau(order, own) for order, own in pairs),
+            "exact": sum(order == said for order, said in pairs),
+            "tau": sum(kendall_tau(order, said) for order, said in pairs),
         }
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
