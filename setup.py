@@ -7,10 +7,13 @@ PACKAGE = Path(__file__).parent / "fairseq_inf"
 EXTRAS = {
     "dialogue": ["nltk", "rouge-score", "sacrebleu"],
     "figures": ["matplotlib"],
+    # lm_eval alone would bring a huggingface_hub that transformers 4 cannot use
+    "evaluation": ["lm_eval>=0.4.13", "transformers>=4.40,<5"],
     "tensorboard": ["tensorboardX"],
     # transformers 5 imports torchaudio, which fairseq-fixed brings, and which needs CUDA
     "pretrained": ["transformers>=4.40,<5", "gguf", "jinja2"],
 }
+HEAVY = ["evaluation"]  # 380 MB of other packages: its tests are skipped without them
 TESTS = ["pytest", "pytest-xdist", "ruff", "mypy", "selenium"]
 
 setup(
@@ -36,6 +39,7 @@ setup(
             "fairseq-inf-chat = fairseq_inf.commands.chat:main",
             "fairseq-inf-compare = fairseq_inf.experiments.compare:main",
             "fairseq-inf-dialogue = fairseq_inf.dialogue.evaluate:main",
+            "fairseq-inf-evaluate = fairseq_inf.experiments.evaluate:main",
             "fairseq-inf-inspect = fairseq_inf.commands.inspect_memory:main",
             "fairseq-inf-import = fairseq_inf.commands.import_model:main",
             "fairseq-inf-needles = fairseq_inf.experiments.needles:main",
@@ -47,5 +51,8 @@ setup(
             "fairseq-inf-worth = fairseq_inf.experiments.worth:main",
         ]
     },
-    extras_require={**EXTRAS, "test": [*TESTS, *sum(EXTRAS.values(), [])]},
+    extras_require={
+        **EXTRAS,
+        "test": [*TESTS, *sum((own for name, own in EXTRAS.items() if name not in HEAVY), [])],
+    },
 )

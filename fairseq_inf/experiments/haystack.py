@@ -216,3 +216,22 @@ def border(hub: MemoryHub, hay: Tensor, place: int, near: int) -> int:
         if 0 < at <= len(hay) and END.search(hub.text_of(hay[max(at - 3, 0) : at])):
             return at
     return place
+
+
+def told(words: int, every: int, candidates: int, seed: int) -> tuple[str, list[Needle]]:
+    """The same for any model, and with no data: dull sentences with a fact in each `every` words.
+    -> the text, and its facts with their places in words"""
+    rng, said, parts, at = random.Random(seed), sentences(f"{seed}"), [], 0
+    needles = draw(list(FORMS), words // every, candidates, "", rng)
+    for number, needle in enumerate(needles):
+        needle.place = number * every + rng.randint(every // 4, every // 2)
+    left = list(needles)
+    while at < words:
+        if left and at >= left[0].place:
+            needle = left.pop(0)
+            parts.append(FORMS[needle.form].tell(needle.key, needle.answer))
+            needle.place, needle.length = at, len(parts[-1].split())
+        else:
+            parts.append(next(said))
+        at += len(parts[-1].split())
+    return " ".join(parts), needles

@@ -6,6 +6,7 @@ and a segment enters the memory when it is full.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,10 @@ from .decoder import DecoderState, MemoryDecoder, score_features
 
 # B rows, L tokens of a segment, C slots of a memory, K sinks, S short-term length,
 # P = C + K + S + L keys of a cache
+
+
+# of the decoder, what its head takes, n x e, and the targets, n  -> n, or n x k
+Scorer = Callable[[MemoryDecoder, Tensor, Tensor], Tensor]
 
 
 @dataclass
@@ -75,10 +80,11 @@ def read(
     reading: Reading,
     text: Tensor,
     lengths: Tensor,
-    score: bool = False,
+    score: bool | Scorer = False,
 ) -> Any:
     """Go on reading.  text: B x n, padded on the right to the lengths (B).
-    -> Reading, and with `score` the log-probability of each token, B x n, 0 for padding"""
+    -> Reading, and with `score` the log-probability of each token, B x n, 0 for padding; or what
+    another function than `score_features` says of each"""
     width = reading.tokens.size(1)
     rows, n = text.shape
     total = reading.count + lengths
@@ -89,7 +95,7 @@ def read(
         inputs = torch.where(place < reading.count[:, None], inputs, text.gather(1, behind))
 
     state, closed = reading.memory, (total - 1) // width
-    scores = torch.zeros(rows, n, device=text.device)
+    scores, judge = torch.zeros(0, device=text.device), score_features if score is True else score
     segments = -(-(int(total.max()) - 1) // width) if score else int(closed.max())
     for i in range(segments):
         # without a score only full segments are read; with one, all that predicts a token
@@ -97,25 +103,28 @@ def read(
         active = (sizes > 0).nonzero().squeeze(1)
         sizes = sizes[active].clamp(max=width)
         part = inputs[active, i * width : i * width + int(sizes.max())]
-        x, new, _ = decoder(part, state.rows(active), sizes, project=score, head=False)
+        x, new, _ = decoder(part, state.rows(active), sizes, project=bool(score), head=False)
         full = sizes == width
         if full.any():
             state = _put(state, active[full], new.rows(full))
-        if score:
+        if judge:
             target = inputs[active, i * width + 1 : i * width + 1 + part.size(1)]
             at = torch.arange(target.size(1), device=text.device) + i * width + 1
             column = at - reading.count[active][:, None]  # of the text
             kept = (column >= 0) & (column < lengths[active][:, None])
             row = active[:, None].expand_as(column)
-            scores[row[kept], column[kept]] = score_features(
-                decoder, x[:, : target.size(1)][kept], target[kept]
-            )
+            own = judge(decoder, x[:, : target.size(1)][kept], target[kept])
+            if not len(scores):
+                scores = own.new_zeros(rows, n, *own.shape[1:])
+            scores[row[kept], column[kept]] = own
     rest = total - closed * width
     place = torch.arange(width, device=text.device)
     index = (closed[:, None] * width + place).clamp(max=inputs.size(1) - 1)
     tokens = inputs.gather(1, index)
     tokens = tokens.masked_fill(place >= rest[:, None], decoder.dictionary.pad())
     reading = Reading(state, tokens, rest)
+    if not len(scores):
+        scores = scores.new_zeros(rows, n)
     return (reading, scores) if score else reading
 
 

@@ -1,0 +1,27 @@
+"""fairseq-inf-evaluate: EleutherAI's lm-evaluation-harness, with the model fairseq_inf.
+
+    fairseq-inf-evaluate --model fairseq_inf --model_args path=imported/smollm2/checkpoint.pt \\
+        --tasks lambada_openai
+
+It is lm_eval's own command, which finds no models of other packages by itself.
+"""
+
+from fairseq_inf.errors import Failure, plain_errors
+
+
+def main() -> None:
+    with plain_errors("fairseq-inf-evaluate"):
+        try:
+            from lm_eval.__main__ import cli_evaluate
+        except ImportError:
+            raise Failure(
+                "lm_eval is not installed: pip install 'fairseq_inf[evaluation]'"
+            ) from None
+
+        from . import harness  # noqa: F401  (registers the model)
+
+        cli_evaluate()
+
+
+if __name__ == "__main__":
+    main()
