@@ -128,11 +128,11 @@ def log_probs(decoder: Any, output: Tensor) -> Tensor:
 def score(
     decoder: Any, opened: Opened, candidates: Sequence[Tensor], least: Tensor | None = None
 ) -> Tensor:
-    """The logarithm of the probability of a candidate in each row, of what remains unchanged.
-    least: B, what is below it in every row is not read to its end.  -> B"""
+    """The logarithm of the probability of a candidate in each row.  opened: is used up.  least: B,
+    what is below it in every row is not read to its end.  -> B"""
     words = pad_sequence(list(candidates), batch_first=True, padding_value=decoder.dictionary.pad())
     words = words.to(opened.output.device)
-    going = Continuation(decoder, opened.map(torch.clone))
+    going = Continuation(decoder, opened)
     total = torch.zeros(len(words), device=words.device)
     for place, word in enumerate(words.unbind(dim=1)):
         if place:
@@ -151,7 +151,7 @@ def likeliest(
     be likelier than the answer is not read.
     -> whether the first of each row is likelier than all others, and its score"""
     first = log_probs(decoder, opened.output)
-    answer = score(decoder, opened, [own[0] for own in candidates])
+    answer = score(decoder, opened.map(torch.clone), [own[0] for own in candidates])
     beaten = [False] * len(candidates)
     rivals = []  # of each row, the most promising last
     for own, logs, least in zip(candidates, first, answer, strict=True):
