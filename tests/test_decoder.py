@@ -327,7 +327,6 @@ def test_layers_without_a_memory():
         ({"adaptive_cutoff": "20,10"}, "--adaptive-cutoff must rise"),
         ({"adaptive_cutoff": "ten"}, "--adaptive-cutoff takes numbers"),
         ({"adaptive_cutoff": "9", "untie_embeddings": True}, "--untie-embeddings is not read with"),
-        ({"adaptive_factor": 2}, "--adaptive-factor 2 is not read without --adaptive-cutoff"),
     ],
 )
 def test_bad_settings_name_their_flag(kwargs, flag):

@@ -72,10 +72,11 @@ def _upgrade_adaptive(cfg: Any) -> None:
     )
     if not asked and not out:
         return
-    alike = (cutoff or out) == out and factor == out_factor and not dropout
+    alike = (cutoff or out) == out and factor == out_factor == 1 and not dropout
     if not (asked and alike and tied and tied_proj):
         raise ValueError(
             "the checkpoint has an adaptive softmax that is not tied to its adaptive embeddings, "
-            "which this version has no more: load it with the version that wrote it"
+            "or bands narrower than the model, which this version has no more: load it with the "
+            "version that wrote it"
         )
-    cfg["adaptive_cutoff"], cfg["adaptive_factor"] = out, factor
+    cfg["adaptive_cutoff"] = out

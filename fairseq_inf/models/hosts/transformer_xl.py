@@ -16,6 +16,8 @@ from fairseq_inf.models.decoder import MemoryDecoder, WindowConfig
 from fairseq_inf.models.settings import numbers, setting
 from fairseq_inf.modules import DecoderLayer, RelativeAttention, SlotLine, sinusoids
 
+FACTOR = 1  # as the paper: the bands of adaptive embeddings are as wide as the model
+
 
 def _cutoffs(cfg: Any, dictionary: Any) -> list[int]:
     cutoffs = numbers(cfg.adaptive_cutoff, "--adaptive-cutoff", int)
@@ -48,7 +50,6 @@ class TransformerXLConfig(WindowConfig):
     adaptive_cutoff: Optional[str] = setting(
         None, "cutoffs a,b,c of adaptive embeddings and of an adaptive softmax that is tied to them"
     )
-    adaptive_factor: float = setting(4, "narrowing of each of their bands", least=1)
 
 
 class TransformerXLDecoder(MemoryDecoder):
@@ -66,7 +67,6 @@ class TransformerXLDecoder(MemoryDecoder):
             "decoder_post_norm": True,
             "activation_fn": "relu",
             "adaptive_cutoff": "20000,40000,200000",
-            "adaptive_factor": 1,
             "stm_length": 150,
         },
         "sorting": {
@@ -86,11 +86,6 @@ class TransformerXLDecoder(MemoryDecoder):
                 "--untie-embeddings is not read with --adaptive-cutoff, which ties the adaptive "
                 "softmax to the embeddings: leave it out"
             )
-        if not cfg.adaptive_cutoff and cfg.adaptive_factor != TransformerXLConfig.adaptive_factor:
-            raise ValueError(
-                f"--adaptive-factor {cfg.adaptive_factor} is not read without --adaptive-cutoff: "
-                f"leave it at {TransformerXLConfig.adaptive_factor}"
-            )
 
     def __init__(self, cfg: Any, dictionary: Any, embed_tokens: nn.Module, build_memory: Any):
         super().__init__(cfg, dictionary, embed_tokens, build_memory)
@@ -101,7 +96,7 @@ class TransformerXLDecoder(MemoryDecoder):
                 self.dim,
                 _cutoffs(cfg, dictionary),
                 dropout=0,
-                factor=cfg.adaptive_factor,
+                factor=FACTOR,
                 adaptive_inputs=embed_tokens,
                 tie_proj=True,
             )
@@ -117,9 +112,7 @@ class TransformerXLDecoder(MemoryDecoder):
         if not cfg.adaptive_cutoff:
             return super().build_embedding(cfg, dictionary)
         dim, cutoffs = cfg.decoder_embed_dim, _cutoffs(cfg, dictionary)
-        return AdaptiveInput(
-            len(dictionary), dictionary.pad(), dim, cfg.adaptive_factor, dim, cutoffs
-        )
+        return AdaptiveInput(len(dictionary), dictionary.pad(), dim, FACTOR, dim, cutoffs)
 
     def build_layer(self, cfg: Any, memory: Any) -> DecoderLayer:
         return DecoderLayer(
