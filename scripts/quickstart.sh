@@ -58,7 +58,8 @@ evaluate "$out/without.log" "{'ltm_enabled': False}"
 say "5/5 What is remembered, and how far back: train a smaller model to tell the value of a key that returns"
 [ -d "$out/pairs" ] || quietly "$out/pairs.log" fairseq-inf-recall make "$out/pairs" --sizes 4000 40 100
 quietly "$out/recall.log" fairseq-inf-recall run examples/recall/config/small/infinite_former_gibbs.yaml \
-    --data "$out/pairs" --out "$out/recall" --seeds 1 --cpu "optimization.max_update=${RECALL_UPDATES:-700}"
+    --data "$out/pairs" --out "$out/recall" --seeds 1 --cpu model.ltm_basis=256 \
+    "optimization.max_update=${RECALL_UPDATES:-500}"
 field() { grep -oE "$2[0-9.,]+" "$1" | tail -n 1 | grep -oE '[0-9][0-9.,]*'; }
 
 say "Done"
