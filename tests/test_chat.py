@@ -1,6 +1,7 @@
 """A talk with an instruction-tuned model about a document, in its own turns."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from fairseq_inf import talk
+from fairseq_inf.analysis.why import looks, parts, seen_by
 from fairseq_inf.commands import chat
 from fairseq_inf.data.turns import ABOUT
 from fairseq_inf.errors import Failure
@@ -143,6 +145,54 @@ def test_one_question_is_answered_for_scripts(imported, tmp_path, capsys):
     assert "is empty" in called(chat, *args, "--ask", "Where?")[1]
     called(chat, *args, "--ask", " ")
     assert "error: --ask is empty" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("asked", [5, 40])
+def test_looks_are_shared_out_among_what_is_in_sight_and_what_is_kept(imported, asked):
+    hub = open_hub(str(imported(PLAIN)), cpu=True, ltm_slots=20)
+    text = DOCUMENT * 6
+    memory = hub.read_tokens(hub.tokens_of_document(text)[: 6 * 16 + 2])
+    answer = hub.tokens_of(text)[:asked]
+    own = looks(hub, memory, answer)
+    size = memory.tokens + asked
+    assert len(own.weights) == len(own.window) == len(own.kept) == size - 1, "the last is no input"
+    assert own.weights.min() >= 0
+    # the first vector of all, eos, is a token of no text
+    assert 0.3 < float(own.weights.sum()) <= 1 + 1e-6
+    if asked == 5:  # of one segment
+        assert not own.weights[~own.window & ~own.kept].any()
+    assert 0 < int((own.kept & ~own.window).sum()) <= 20 * len(hub.model.decoder.layers)
+    # in one pass over a stream that is short enough, by hand
+    short = hub.read_tokens(answer[:2])
+    weights = looks(hub, short, answer[2:5]).weights
+    found = {}
+    inputs = torch.cat([torch.tensor([hub.dictionary.eos()]), answer[:4]])
+    with torch.no_grad(), seen_by(hub.model.decoder, found):
+        hub.model.decoder(inputs[None], hub.model.decoder.initial_state(1))
+    mean = torch.stack([x[0, :, 2:].mean(dim=(0, 1)) for x in found.values()]).mean(dim=0)
+    assert torch.allclose(weights.float(), mean[1:], atol=1e-6)
+
+
+def test_phrases_are_whole():
+    text = "Dr. Fisk is in. The ferry, which leaves\nat seven: late.\n\n" + "word " * 40
+    found = [text[begin:end] for begin, end in parts(text)]
+    assert found[:4] == ["Dr. Fisk is in.", "The ferry, which leaves", "at seven:", "late."]
+    assert all(piece.strip() == piece or piece.endswith(" ") for piece in found)
+    assert all(set(piece.split()) == {"word"} and len(piece) <= 90 for piece in found[4:])
+    assert "".join("".join(found).split()) == "".join(text.split())
+
+
+def test_why_says_what_was_looked_at_and_where_the_document_stands(imported, tmp_path):
+    document = tmp_path / "notes.txt"
+    document.write_text("\n".join(f"the {i} of the ferry: 12." for i in range(30)))
+    args = ["--path", imported(PLAIN), "--document", document, "--max-tokens", 9, "--cpu"]
+    printed, failed = called(chat, *args, typed="/why\nWhere?\n/why\nAnd?\n/why\n")
+    assert failed is None and "there is no answer yet" in printed
+    told = [line for line in printed.splitlines() if line.startswith("Of the document's")]
+    assert len(told) == 2 and printed.count("% of what this answer looked at is in the doc") == 2
+    for line in told:
+        total, *rest = map(int, re.findall(r"\d+", line))
+        assert len(rest) == 3 and sum(rest) == total
 
 
 def test_templates_are_found_where_models_have_them(tmp_path):

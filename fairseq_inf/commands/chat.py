@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairseq_inf.commands import add_model, check_draws, command_line, open_model
-from fairseq_inf.errors import Failure, plain_errors
+from fairseq_inf.errors import plain_errors
+from fairseq_inf.files import read_text
 
 if TYPE_CHECKING:
     from fairseq_inf.hub import MemoryHub
@@ -30,14 +31,17 @@ class Chat:
 
     def __init__(self, hub: "MemoryHub", document: Path, settings: dict[str, Any]) -> None:
         self.hub, self.settings = hub, settings
-        self.stream = hub.tokens_of_document(document)  # all that was read
-        self.document, self.answer_at = len(self.stream), 0
-        self.talk = hub.chat(hub.read_document(document, progress=True))
+        tokens = hub.tokens_of_document(document)
+        self.size = len(tokens)
+        # what stands before it, of which the last token may be one with its first
+        self.first = self.size - len(hub.tokens_of(read_text(document).strip()))
+        self.document = tokens[self.first :]
+        self.after = hub.read_document(document, progress=True)
+        self.talk = hub.chat(self.after)
+        self.usual: Any = None  # what answers look at that say nothing of it
 
     def say(self, text: str) -> None:
         """Print the answer as it comes.  Ctrl-C stops it."""
-        import torch
-
         answer = self.talk.ask(text, **self.settings)
         try:
             for part in answer:
@@ -46,24 +50,16 @@ class Chat:
         except KeyboardInterrupt:
             print(" …")
             answer.close()
-        self.answer_at = len(self.stream) + len(self.talk.asked)
-        self.stream = torch.cat([self.stream, self.talk.asked, self.talk.answered])
 
     def why(self) -> str:
-        from fairseq_inf.analysis.why import attended, excerpts
+        from fairseq_inf.analysis.why import explained, looks, usual
 
-        if not self.answer_at:
+        if not len(self.talk.answered):
             return "there is no answer yet: say something"
-        try:
-            weights = attended(self.hub, self.stream, self.answer_at)[: self.document]
-        except Failure as failure:  # which ends no talk
-            return str(failure)
-        found = excerpts(self.hub, self.stream[: self.document], weights)
-        lines = [f"  {100 * weight:4.1f} %  {text}" for text, weight in found if weight > 0]
-        share = f"{100 * float(weights.sum()):.0f} % of its looks at words in the long-term memory"
-        if not lines:
-            return "nothing of the document is in the long-term memory yet"
-        return "\n".join([f"{share} went to the document, most to", *lines])
+        if self.usual is None:
+            self.usual = usual(self.hub, self.after)
+        own = looks(self.hub, self.talk.past, self.talk.answered)
+        return explained(self.hub, own, self.usual, self.first, self.document)
 
 
 def talk(chat: Chat) -> None:
@@ -117,7 +113,7 @@ def main() -> None:
                     print(part, end="", flush=True)
                 print()
                 return
-            print(f"{chat.document:,} tokens of {args.document} have been read.  {HELP}.")
+            print(f"{chat.size:,} tokens of {args.document} have been read.  {HELP}.")
             talk(chat)
     except KeyboardInterrupt:
         print()
