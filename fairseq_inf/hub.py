@@ -398,15 +398,20 @@ def from_pretrained(
     return MemoryHub(found["args"], found["task"], model)
 
 
+def find_checkpoint(path: Path) -> Path:
+    """path: of a checkpoint, or of a folder with one"""
+    if not path.is_dir():
+        return path
+    for name in CHECKPOINTS:
+        if (path / name).is_file():
+            return path / name
+    raise FileNotFoundError(f"{path} has no checkpoint: none of {', '.join(CHECKPOINTS)}")
+
+
 def open_hub(path: str, data: str | None = None, cpu: bool = False, **settings: Any) -> MemoryHub:
     """The same by the path of a checkpoint, or of a folder with one, on a GPU if there is one.
     data: the folder of the checkpoint, if it is not given.  cpu: not on a GPU"""
-    if os.path.isdir(path):
-        names = [name for name in CHECKPOINTS if os.path.isfile(os.path.join(path, name))]
-        if not names:
-            raise FileNotFoundError(f"{path} has no checkpoint: none of {', '.join(CHECKPOINTS)}")
-        path = os.path.join(path, names[0])
-    folder, name = os.path.split(os.path.abspath(path))
+    folder, name = os.path.split(os.path.abspath(find_checkpoint(Path(path))))
     if data is None and not os.path.isfile(os.path.join(folder, "dict.txt")):
         raise FileNotFoundError(f"{folder} has no dict.txt: name the data-bin by --data")
     hub = from_pretrained(folder, name, data or ".", **settings)

@@ -153,9 +153,9 @@ def test_facts_are_counted_by_how_long_ago_they_were_told():
 
 def test_settings_stand_side_by_side_on_the_same_texts(folder, tmp_path, capsys):
     """And what needs no memory is measured once."""
-    own = [folder, "--path", folder / "checkpoint.pt", "--tokens", 300, "--context", 50]
-    own += ["--every", 256, "--seeds", 2, "--output", tmp_path / "out", "--form", "key"]
-    own += ["--cache", tmp_path / "cache.json"]
+    own = [folder, "--path", folder, "--tokens", 300, "--context", 50]
+    own += ["--every", 256, "--seeds", 2, "--output", tmp_path / "out"]
+    own += ["--cache", tmp_path / "cache.jsonl"]
     rows = ["--memory", "{}", "--memory", "{'stm_length': 16}"]
     enter(needles.main, "needles", *own, *rows)
     names = ["nothing", "window of", "everything", "memory", "window of", "{'stm_length': 16}"]
@@ -185,6 +185,7 @@ def test_settings_stand_side_by_side_on_the_same_texts(folder, tmp_path, capsys)
         ("has fewer than --tokens 999", ["--text", folder / "documents.json", "--tokens", 999]),
         ("--every 64 leaves no room for a fact of", ["--every", 64]),
         ("--candidates must be at least 2", ["--candidates", 1]),
+        ("has no checkpoint", ["--path", tmp_path]),
         ("No such file", ["--output", tmp_path / "no" / "out"]),
     ):  # fmt: skip
         assert said in refused(needles.main, "needles", *own, *words)

@@ -3,6 +3,7 @@ another."""
 
 import argparse
 import ast
+import contextlib
 import hashlib
 import json
 import logging
@@ -16,8 +17,7 @@ from torch import Tensor
 
 from fairseq_inf.commands import warn_of_bf16
 from fairseq_inf.errors import Failure
-from fairseq_inf.files import whole_file
-from fairseq_inf.hub import MemoryHub, from_pretrained
+from fairseq_inf.hub import MemoryHub, find_checkpoint, from_pretrained
 
 
 def documents(data: Path, split: str, tokens: int) -> Tensor:
@@ -44,13 +44,17 @@ def digest_of(decoder: Any) -> str:
 
 
 def once(file: Path, key: str, compute: Callable[[], Any]) -> Any:
-    """What does not depend on the long-term memory is kept in a file of JSON."""
-    found = json.loads(file.read_text()) if file.is_file() else {}
-    if key not in found:
-        found[key] = compute()
-        with whole_file(file) as partial:
-            partial.write_text(json.dumps(found, indent=1) + "\n")
-    return found[key]
+    """What does not depend on the long-term memory is kept in a file, a line of JSON each, to which
+    several processes may add."""
+    for line in file.read_text().splitlines() if file.is_file() else ():
+        with contextlib.suppress(ValueError):  # a line that a kill has cut off
+            name, value = json.loads(line)
+            if name == key:
+                return value
+    value = compute()
+    with file.open("a") as kept:
+        kept.write(f"\n{json.dumps([key, value])}\n")
+    return value
 
 
 def new_parser(prog: str, description: str, several: bool = False) -> argparse.ArgumentParser:
@@ -63,7 +67,7 @@ def new_parser(prog: str, description: str, several: bool = False) -> argparse.A
     add = parser.add_argument
     add("data", type=Path, help="data-bin of fairseq-inf-prepare")
     how: dict[str, Any] = {"action": "append"} if several else {}
-    add("--path", type=Path, required=True, help="checkpoint with a memory", **how)
+    add("--path", type=Path, required=True, help="checkpoint with a memory, or its folder", **how)
     add("--split", default=None if several else "valid")
     add("--tokens", type=int, default=8192 if several else 4096, help="of each document")
     add("--context", type=int, default=2048, help="of which so many do not count")
@@ -79,9 +83,15 @@ def parse(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, torch.dt
     """-> arguments, and the dtype that they ask for"""
     args = parser.parse_args()
     logging.disable(logging.INFO)
-    for path in [args.path] if isinstance(args.path, Path) else args.path:
+    several = isinstance(args.path, list)
+    try:
+        paths = [find_checkpoint(path) for path in (args.path if several else [args.path])]
+    except FileNotFoundError as error:
+        parser.error(f"--path {error}")
+    for path in paths:
         if not path.is_file():
             parser.error(f"--path {path} does not exist")
+    args.path = paths if several else paths[0]
     if not 0 < args.context < args.tokens:
         parser.error(f"--context {args.context} must be below --tokens {args.tokens}")
     if args.bf16:

@@ -48,7 +48,7 @@ from fairseq_inf.analysis.report import pyplot, save, table, write_csv
 from fairseq_inf.commands import check_least
 from fairseq_inf.errors import Failure, plain_errors
 from fairseq_inf.files import check_writable
-from fairseq_inf.hub import MemoryHub, known_settings
+from fairseq_inf.hub import MemoryHub
 from fairseq_inf.models.generation import (
     Continuation,
     Opened,
@@ -57,7 +57,6 @@ from fairseq_inf.models.generation import (
     new_reading,
     read,
 )
-from fairseq_inf.tasks.checkpoints import check_names, open_checkpoint
 
 from .haystack import FORMS, Needle, haystack, plant
 from .measuring import (
@@ -116,6 +115,7 @@ class Row:
     path: Path
     settings: dict[str, Any]
     of_text: bool = True
+    longer: int = 1  # segments are so many times as long as the model's
     key: str = ""  # in the file of what is measured once
     found: list[Found] = field(default_factory=list)  # of each text
 
@@ -281,22 +281,20 @@ def rows_of(
     seen = set()
     for path in args.path:
         title = f"{path.parent.name} " if len(args.path) > 1 else ""
-        for _, settings in asked:
-            check_names(settings, known_settings(open_checkpoint(str(path)), settings))
         for text, settings in asked:
             hub = load(path, args.data, dtype, **settings)
             decoder, model = hub.model.decoder, hub.cfg.model
-            off: dict[str, Any] = {"ltm_enabled": False} if hub.model.has_memory else {}
+            off = {name: settings[name] for name in settings if name == "weights"}
+            off |= {"ltm_enabled": False} if hub.model.has_memory else {}
             slots = [layer.memory.num_slots for layer in decoder.layers if layer.memory is not None]
             keys = decoder.stm_length + max(slots, default=0)
             alone = [Row(f"{title}nothing", path, off, of_text=False)]
             if "stm_length" in model:
                 alone.append(Row(f"{title}window of {keys:,}", path, off | {"stm_length": keys}))
                 if args.tokens <= model.get("decoder_positions", args.tokens):
-                    # in longer segments, which are the same and sooner read
                     whole = {"stm_length": args.tokens + BEHIND, "sink_tokens": 0}
-                    whole["tokens_per_sample"] = 4 * hub.length
-                    alone.append(Row(f"{title}everything", path, off | whole))
+                    # longer segments are sooner read, and the same where nothing leaves the window
+                    alone.append(Row(f"{title}everything", path, off | whole, longer=4))
             for row in [] if args.rows_only else alone:
                 row.key = (
                     f"{digest_of(decoder)} {hub.length} {dtype} {sorted(row.settings.items())}"
@@ -304,7 +302,14 @@ def rows_of(
                 if row.key not in seen:
                     seen.add(row.key)
                     yield row
-            yield Row(f"{title}{text}" if settings else f"{title}memory", path, settings)
+            plain = "memory" if hub.model.has_memory else "as it is"
+            yield Row(f"{title}{text if settings else plain}", path, settings)
+
+
+def load_row(row: Row, data: Path, dtype: torch.dtype) -> MemoryHub:
+    hub = load(row.path, data, dtype, **row.settings)
+    hub.length *= row.longer
+    return hub
 
 
 def key_of(row: Row, text: Text, context: int) -> str:
@@ -349,6 +354,7 @@ def lines_of(texts: Sequence[Text], rows: Sequence[Row], forms: Sequence[str], e
     lines = []
     for row in rows:
         binned = by_distance(texts, row, edges).values()
+        by_form = [shares(texts, row, form=form) for form in forms]
         mean = {
             name: statistics.mean(getattr(own, name) for own in row.found)
             for name in ("bits", "with_facts", "seconds", "window", "memory")
@@ -364,7 +370,7 @@ def lines_of(texts: Sequence[Text], rows: Sequence[Row], forms: Sequence[str], e
                 *cost[:2],
                 spread(shares(texts, row)),
                 *(f"{sum(each)}/{len(each)}" for each in binned),
-                *(spread(shares(texts, row, form=form)) for form in forms),
+                *(spread(own) if own else "" for own in by_form),
                 spread(shares(texts, row, said=True)),
                 *cost[2:],
             ]
@@ -449,8 +455,8 @@ def run(
         f"{args.candidates} (chance {100 / args.candidates:.1f} %)", flush=True,
     )  # fmt: skip
     for row in rows:
-        file = args.cache or row.path.with_suffix(".needles.json")
-        hub = cache(partial(load, row.path, args.data, dtype, **row.settings))
+        file = args.cache or row.path.with_suffix(".needles.jsonl")
+        hub = cache(partial(load_row, row, args.data, dtype))
         for text in texts:
 
             def found(hub: Any = hub, text: Text = text, row: Row = row) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def measure(
     print(f"{len(texts)} documents, tokens {args.context} to {args.tokens} of each, bits a token")
     off = {"stm_length": args.context, "sink_tokens": 0, "ltm_enabled": False}
     host, length = decoder_of(args, dtype, **off)
-    file = args.cache or args.path.with_suffix(".worth.json")
+    file = args.cache or args.path.with_suffix(".worth.jsonl")
     asked = [args.split, args.tokens, args.context, length, dtype, digest_of(host)]
     key = " ".join(map(str, asked))
     sizes = (texts, length, args.context)
