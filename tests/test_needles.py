@@ -22,8 +22,9 @@ TOKENS, EVERY, L = 1100, 260, 16
 def folder(tmp_path_factory):
     """A tiny model that can encode any text, a byte a token."""
     folder = tmp_path_factory.mktemp("needles")
-    hugging_face(folder / "hf", **KINDS[0], max_position_embeddings=4096)
-    flags = f"--arch selective_memory_lm_llama --stm-length 8 --tokens-per-sample {L}"
+    hugging_face(folder / "hf", **KINDS[0], max_position_embeddings=TOKENS)
+    flags = "--arch selective_memory_lm_llama --stm-length 8 --ltm-slots 16 "
+    flags += f"--tokens-per-sample {L}"
     convert(folder / "hf", folder / "model", *flags.split())
     return folder / "model"
 
@@ -102,17 +103,18 @@ def test_the_answer_is_recalled_where_hub_score_finds_it_likeliest(hub, text, sp
 
 
 def test_everything_in_sight_is_one_pass_over_text_and_question(folder, text):
-    hub = open_hub(
-        str(folder / "checkpoint.pt"), str(folder), cpu=True,
-        stm_length=TOKENS + needles.BEHIND, sink_tokens=0, ltm_enabled=False,
-    )  # fmt: skip
+    model = open_hub(str(folder), cpu=True).cfg.model
+    settings = needles.everything(model, TOKENS, L, 16)
+    hub = open_hub(str(folder), cpu=True, ltm_enabled=False, **settings)
+    hub.length *= needles.LONGER
+    alone = {"stm_length": 0, "decoder_positions": 2 * TOKENS}
+    decoder = open_hub(str(folder), cpu=True, ltm_enabled=False, **alone).model.decoder
     found = needles.measure(hub, text, context=100)
     eos = torch.tensor([hub.dictionary.eos()])
     logs = None
     for needle, answer in zip(text.needles, found.answers, strict=True):
         asked = hub.tokens_of(FORMS[needle.form].ask(needle.key))
         told = torch.cat([eos, text.tokens, asked, hub.tokens_of(f" {needle.answer}")])
-        decoder = hub.model.decoder
         with torch.no_grad():
             out, _, _ = decoder(told[None, :-1], decoder.initial_state(1))
         logs = out[0].log_softmax(dim=-1).gather(1, told[1:, None])[:, 0]

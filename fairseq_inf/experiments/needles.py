@@ -76,6 +76,7 @@ from .runs import spread
 ROOM = 2**30  # bytes of the states of questions that are asked side by side, at most
 SAID = 8  # tokens of a generated answer
 BEHIND = 256  # tokens of a question and an answer, at most
+LONGER = 4  # times as long segments are sooner read, and the same where nothing leaves the window
 PLACES = 1024  # tokens of which a mean is kept
 
 # B questions, V words
@@ -292,9 +293,8 @@ def rows_of(
             if "stm_length" in model:
                 alone.append(Row(f"{title}window of {keys:,}", path, off | {"stm_length": keys}))
                 if args.tokens <= model.get("decoder_positions", args.tokens):
-                    whole = {"stm_length": args.tokens + BEHIND, "sink_tokens": 0}
-                    # longer segments are sooner read, and the same where nothing leaves the window
-                    alone.append(Row(f"{title}everything", path, off | whole, longer=4))
+                    whole = off | everything(model, args.tokens, hub.length, max(slots, default=0))
+                    alone.append(Row(f"{title}everything", path, whole, longer=LONGER))
             for row in [] if args.rows_only else alone:
                 row.key = (
                     f"{digest_of(decoder)} {hub.length} {dtype} {sorted(row.settings.items())}"
@@ -304,6 +304,16 @@ def rows_of(
                     yield row
             plain = "memory" if hub.model.has_memory else "as it is"
             yield Row(f"{title}{text if settings else plain}", path, settings)
+
+
+def everything(model: Any, tokens: int, length: int, slots: int) -> dict[str, Any]:
+    """Settings with which a text and a question behind it are in sight.  A window that is larger
+    than what is in it needs no more positions."""
+    room = tokens + BEHIND
+    whole = {"stm_length": room, "sink_tokens": 0}
+    if "decoder_positions" in model:
+        whole["decoder_positions"] = room + LONGER * length + slots
+    return whole
 
 
 def load_row(row: Row, data: Path, dtype: torch.dtype) -> MemoryHub:
