@@ -73,7 +73,7 @@ class InfiniteFormerLM(MemoryLM):
         if cfg.ltm_basis < 1:
             raise ValueError(
                 f"--ltm-basis must be at least 1, got {cfg.ltm_basis}: "
-                "the model without a long-term memory is --arch transformer_xl_lm, or gpt2_lm"
+                "models without a long-term memory are transformer_xl_lm, gpt2_lm and llama_lm"
             )
         widths = [1 / cfg.ltm_basis]
         if cfg.ltm_widths != "auto":

@@ -1,8 +1,10 @@
 """GPT-2 (Radford et al., 2019) as the host of a memory."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import torch.nn.functional as F
 from fairseq.modules import LayerNorm
 from torch import Tensor, nn
 
@@ -11,7 +13,6 @@ from fairseq_inf.models.settings import setting
 from fairseq_inf.modules import DecoderLayer, GPT2Attention, SlotLine, slot_bias
 
 from .pretrained import PretrainedDecoder
-from .transformer_xl import activation
 
 
 @dataclass
@@ -35,7 +36,6 @@ class GPT2Decoder(PretrainedDecoder):
     do not fit: no short-term memory, and no sinks.  Slots have a bias by their age."""
 
     name, title = "gpt2", "GPT-2"
-    absent: Tensor
     Config = GPT2Config
     encoding = "GPT-2's byte pair encoding (fairseq-inf-prepare --bpe gpt2)"
 
@@ -54,7 +54,7 @@ class GPT2Decoder(PretrainedDecoder):
             memory,
             GPT2Attention(self.dim, cfg.decoder_attention_heads, cfg.attention_dropout),
             dropout=cfg.dropout,
-            activation=activation("gelu_accurate"),
+            activation=partial(F.gelu, approximate="tanh"),
             norm=LayerNorm,
         )
 
