@@ -214,20 +214,20 @@ class InfiniRow:
 
 
 def select(candidates, count, policy):
-    """Who stays of (number, vector, (looks, chances, surprise)): those of the best rank in any of
-    the policies, of equals the newest, in the order of their age."""
+    """Who stays of (number, vector, (looks, chances, surprise)): each policy in its turn takes the
+    highest rated of what is left, of equals the newest."""
     ratings = {
         "looks": lambda number, marks: float(marks[0] / marks[1]),
         "surprise": lambda number, marks: float(marks[2]),
         "last": lambda number, marks: number,
         "random": lambda number, marks: 0,
     }
-    best = {number: -1 for number, _, _ in candidates}
-    for name in policy.split(","):
-        order = sorted(candidates, key=lambda x: ratings[name](x[0], x[2]))
-        for rank, (number, _, _) in enumerate(order):
-            best[number] = max(best[number], rank)
-    stays = sorted(best, key=lambda number: (best[number], number))[-count:]
+    stays, names = set(), policy.split(",")
+    for turn, name in enumerate(names):
+        left = [x for x in candidates if x[0] not in stays]
+        left.sort(key=lambda x: (ratings[name](x[0], x[2]), x[0]), reverse=True)
+        places = (turn + 1) * count // len(names) - turn * count // len(names)
+        stays |= {number for number, _, _ in left[:places]}
     return [candidate for candidate in candidates if candidate[0] in stays]
 
 

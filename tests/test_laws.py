@@ -250,8 +250,11 @@ def test_half_precision_follows_single_precision(dtype, memory, host):
     except RuntimeError as error:
         pytest.skip(f"this torch has no {dtype} on CPUs: {error}")
     tokens, sharp = text(2, 60), host == "transformer_xl"
-    exact, _ = stream(make_model(memory, host=host, sharp=sharp).decoder, tokens, 5)
-    half, state = stream(make_model(memory, host=host, sharp=sharp).to(dtype).decoder, tokens, 5)
+    # rounding may turn a choice: there is none where all have a place
+    room = {"ltm_slots": 60} if memory == "selective" else {}
+    one, two = (make_model(memory, host=host, sharp=sharp, **room) for _ in range(2))
+    exact, _ = stream(one.decoder, tokens, 5)
+    half, state = stream(two.to(dtype).decoder, tokens, 5)
     assert half.dtype == dtype
     coefficients = [x for name, x in state.tensors().items() if "coefficients" in name]
     assert all(x.dtype == torch.float32 for x in coefficients)

@@ -2,7 +2,7 @@
 
 Of all vectors that ever left the short-term memory the C best are kept.  A policy is a function in
 POLICIES: it gets what is known of the vectors, those that are kept and those that come, and rates
-them; the lowest rated go."""
+them; the lowest rated go.  Of several policies each has the same share of the places."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Candidates:
 
     looks: Tensor  # attention that has fallen on each, over all heads
     chances: Tensor  # of how many queries
-    surprise: Tensor  # -log p of its token and of those around it, in the mean; 0: not known
+    surprise: Tensor  # of the passage around its token; 0: not known
     number: Tensor  # which it is of all that ever left
     real: Tensor  # bool: a row may have fewer than n
     key: Tensor  # B: a hash of all that was read
@@ -83,15 +83,11 @@ def policies(names: str) -> list[Policy]:
     return [POLICIES[name] for name in names.split(",")]
 
 
-def rank(rating: Tensor, real: Tensor) -> Tensor:
-    """How many of the real candidates are rated lower, those of equal rating in their order; below
-    0 for others.  B x n -> B x n"""
+def best(rating: Tensor, real: Tensor, places: int) -> Tensor:
+    """Which of the real candidates are rated highest, of equals the newest.  B x n -> B x n"""
     rating = rating.double().masked_fill(~real, -torch.inf)
-    order = rating.argsort(dim=1, stable=True)
-    place = torch.empty_like(order).scatter_(
-        1, order, torch.arange(order.size(1), device=order.device).expand_as(order)
-    )
-    return place - (~real).sum(dim=1, keepdim=True)
+    highest = rating.argsort(dim=1, stable=True)[:, max(0, rating.size(1) - places) :]
+    return torch.zeros_like(real).scatter(1, highest, True) & real
 
 
 @dataclass
@@ -153,12 +149,12 @@ class SelectiveMemory(LongTermMemory):
         self,
         dim: int,
         slots: int,
-        policy: str = "looks,surprise",
+        policy: str = "surprise,looks",
         precision: str = "full",
         rank: int = 0,
     ) -> None:
-        """dim: 2 G d, of a key and a value.  policy: one, or some with commas between them, of
-        which the best rank counts.  rank: of a learned correction of the slots, 0 for none."""
+        """dim: 2 G d, of a key and a value.  policy: one, or some with commas between them, which
+        choose in their order.  rank: of a learned correction of the slots, 0 for none."""
         super().__init__()
         for name, value, least in (("slots", slots, 1), ("rank", rank, 0)):
             if value < least:
@@ -253,10 +249,10 @@ class SelectiveMemory(LongTermMemory):
             looks, chances, surprise, both.number, real, key,
             lambda: self.restored(both.slots, both.scales),
         )  # fmt: skip
-        best = torch.stack([rank(policy(left), real) for policy in self.policies]).amax(dim=0)
-        # the newer one of equals
-        order = rank(best * n + place, real)
-        stays = real & (order >= (n - c) - (~real).sum(dim=1, keepdim=True))
+        stays = torch.zeros_like(real)
+        for number, policy in enumerate(self.policies, start=1):
+            places = number * c // len(self.policies) - (number - 1) * c // len(self.policies)
+            stays |= best(policy(left), real & ~stays, places)
         # those that stay in their order behind C that do not
         return torch.where(stays, place, place - n).argsort(dim=1, stable=True)[:, n - c :]
 

@@ -17,9 +17,9 @@ from .settings import setting, told_by_flags
 class SelectiveMemoryConfig(MemoryConfig):
     ltm_slots: int = setting(256, "keys and values that are kept, C", least=1)
     ltm_policy: str = setting(
-        "looks,surprise",
-        "which: by the best rank of those that are named with commas between them, of "
-        + ", ".join(POLICIES),
+        "surprise,looks",
+        f"which, by {', '.join(POLICIES)}; of some with commas between them each has the same "
+        "share of the places, with strokes (last/looks) of the layers",
     )
     ltm_precision: ChoiceEnum(list(PRECISIONS)) = setting(
         "full", "what they are kept in: as they are, or in 2 or 1 bytes a number"
@@ -29,7 +29,11 @@ class SelectiveMemoryConfig(MemoryConfig):
     )
 
 
-@register("selective_memory_lm", SelectiveMemoryConfig, llama={"sink_tokens": 4, "ltm_slots": 1024})
+@register(
+    "selective_memory_lm",
+    SelectiveMemoryConfig,
+    llama={"sink_tokens": 4, "ltm_slots": 1024, "ltm_policy": "last/surprise,looks"},
+)
 class SelectiveMemoryLM(MemoryLM):
     @classmethod
     def build_memory(cls, cfg: Any) -> Callable[[int], SelectiveMemory]:
@@ -38,9 +42,11 @@ class SelectiveMemoryLM(MemoryLM):
         width = 2 * shared * (cfg.decoder_embed_dim // heads)
 
         def build(number: int) -> SelectiveMemory:
+            by_depth = cfg.ltm_policy.split("/")
+            policy = by_depth[number * len(by_depth) // cfg.decoder_layers]
             with told_by_flags(policy="ltm_policy"):
                 return SelectiveMemory(
-                    width, cfg.ltm_slots, cfg.ltm_policy, str(cfg.ltm_precision), cfg.ltm_rank
+                    width, cfg.ltm_slots, policy, str(cfg.ltm_precision), cfg.ltm_rank
                 )
 
         return build

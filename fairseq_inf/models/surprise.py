@@ -14,7 +14,8 @@ from fairseq_inf.memory.state import Ranges, State
 
 # B rows, W vectors of a window without its sinks, T tokens of the segment, e width
 
-AROUND = 8  # tokens on either side that are a passage
+PASSAGE, NEAR = 13, 9  # tokens of a passage; passages around a token, of which one counts
+AROUND = PASSAGE // 2 + NEAR // 2  # tokens on either side that the surprise of one depends on
 FREQUENT, OTHERS = 2048, 2048  # words that a normalizer is made of
 
 
@@ -27,13 +28,15 @@ class Surprise(State):
         yield "losses", 0, torch.inf
 
     def passages(self, first: int) -> Tensor:
-        """The mean over each of the first vectors of the window and its neighbours, as far as they
-        are known.  -> B x first"""
+        """Of the first vectors of the window: the mean of (log p)^2 over a passage, as far as it is
+        known, of those around a token the largest.  -> B x first"""
         if not first:
             return self.losses[:, :0]
-        both = torch.stack([self.losses, (self.losses > 0).float()])
-        sums, counts = F.avg_pool1d(F.pad(both, (0, AROUND)), 2 * AROUND + 1, stride=1)
-        return (sums / counts.clamp(min=1e-9))[:, :first]
+        known = F.pad(torch.stack([self.losses.square(), (self.losses > 0).float()]), (0, AROUND))
+        sums, counts = F.avg_pool1d(known, PASSAGE, stride=1)
+        means = sums / counts.clamp(min=1e-9)
+        means[:, means.size(1) - NEAR // 2 :] = 0  # passages around what has not come
+        return F.max_pool1d(means, NEAR, stride=1)[:, :first]
 
     def after(
         self, losses: Tensor, features: Tensor, lengths: Tensor | None, length: int
