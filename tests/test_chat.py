@@ -3,8 +3,10 @@
 import json
 import re
 
+import commands
 import pytest
 import torch
+from conftest import ROOT
 from test_dialogue import called
 from test_pretrained import LISTS, SPECIAL, convert, hugging_face, write_gguf
 from tokenizers import Tokenizer
@@ -15,6 +17,8 @@ from fairseq_inf.analysis.why import looks, parts, seen_by
 from fairseq_inf.commands import chat
 from fairseq_inf.data.turns import ABOUT
 from fairseq_inf.errors import Failure
+from fairseq_inf.experiments import asking
+from fairseq_inf.files import read_text
 from fairseq_inf.hub import open_hub
 from fairseq_inf.pretrained.source import read_source
 from fairseq_inf.pretrained.tokenizer_json import byte_level
@@ -234,3 +238,46 @@ def test_templates_that_cannot_be_used_are_refused(imported, template, said):
             hub.read_document("x")
     finally:
         (folder / "chat.json").write_text(before)
+
+
+# questions about documents
+
+
+def test_questions_are_asked_once_each_and_the_likeliest_answer_is_that_of_one_reading(
+    imported, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "notes.txt").write_text(DOCUMENT)
+    lines = ["colour: red, green, blue, the 12", "", "colour | What is it? | green"]
+    (tmp_path / "notes.questions").write_text("\n".join([*lines, "colour | And? | red"]))
+    hub = open_hub(str(imported(PLAIN)), cpu=True)
+    memory = hub.read_document(DOCUMENT)
+    asked = hub.tokens_of_pieces(*hub.turns.first, "What is it?", *hub.turns.answer)
+    others = ["red", "green", "blue", "the 12", "12 the", "a", "th"]
+    behind = hub.read_tokens(asked, memory)
+    means = [float(hub.score(x, behind)["positional_scores"].mean()) for x in others]
+    assert asking.likeliest(hub, memory, asked, others) == max(range(7), key=means.__getitem__)
+    output = tmp_path / "out.json"
+    args = [str(tmp_path), "--path", imported(PLAIN), "--output", output, "--max-tokens", 3]
+    commands.enter(asking.main, "asking", *args, "--cpu")
+    printed = capsys.readouterr().out
+    assert [line.split("|")[2].strip() for line in printed.splitlines()[-4:]] == [
+        "sight", "memory", "window", "nothing"
+    ]  # fmt: skip
+    found = json.loads(output.read_text())
+    [first, second] = found["notes memory"]["answers"]
+    expected = "".join(hub.chat(memory).ask("What is it?", max_tokens=3))
+    assert first["said"] == expected and second["question"] == "And?"
+    monkeypatch.setattr(asking, "ask", None)  # all have been asked
+    commands.enter(asking.main, "asking", *args, "--cpu")
+    (tmp_path / "notes.questions").write_text("colour: red\ncolour | What? | green")
+    said = commands.refused(asking.main, "asking", *args[:-3], tmp_path / "new.json")
+    assert "notes.questions, line 2: green is not among those of colour" in said
+
+
+def test_each_question_of_the_examples_is_answered_in_its_document():
+    for path in sorted((ROOT / "examples" / "ask").glob("*.questions")):
+        questions, text = asking.read_questions(path), read_text(path.with_suffix(".txt"))
+        assert len(questions) == 10
+        for question in questions:
+            assert question.answer in text and len(set(question.others)) == 10
+            assert not any(len(x) > 3 and x in question.text for x in [question.answer])

@@ -13,8 +13,8 @@ import pytest
 import torch
 from conftest import BASELINES, MODEL, ROOT, fairseq, train
 
-from fairseq_inf.analysis.figures import FIGURES, at_tokens
-from fairseq_inf.analysis.trace import Trace
+from fairseq_inf.analysis.figures import FIGURES, at_tokens, phrase
+from fairseq_inf.analysis.trace import Trace, TraceWriter
 
 LENGTH = 12
 NASTY = [
@@ -174,6 +174,23 @@ def test_what_cannot_be_inspected_is_told_in_one_sentence(inspected, data, tmp_p
     assert not list(tmp_path.glob(".*"))
 
 
+def test_a_phrase_has_an_ellipsis_where_words_are_no_neighbours():
+    assert phrase([" a", " b", " c", " d"], np.array([4, 5, 9, 10])) == " a b … c d"
+
+
+def test_a_label_is_a_whole_word(tmp_path):
+    writer = TraceWriter(tmp_path / "trace")
+    pieces = [" un", "bel", "iev", "able", ",", " 12", "3", "\n"]
+    ends = np.cumsum([len(piece) for piece in pieces])
+    writer.add("text", np.frombuffer("".join(pieces).encode(), dtype="u1"))
+    writer.add("ends", ends.astype("i8"))
+    writer.close({"tokens": len(pieces), "layers": []})
+    trace = Trace(tmp_path / "trace")
+    found = [trace.whole_word(token) for token in range(len(pieces))]
+    assert found == [" unbelievable"] * 4 + [",", " 123", " 123", "\n"]
+    assert trace.begins == len(pieces)
+
+
 @pytest.fixture(scope="module")
 def browser():
     """Chromium without a window; its console is asked after each test."""
@@ -243,6 +260,11 @@ def test_the_page_shows_what_the_trace_says(inspected, browser, name):
     tokens, segments = trace.info["tokens"], trace.info["segments"]
     whole = "\n".join(page.do("return blocks.map(b => b.made.textContent)"))
     assert whole.split() == lines(1, 6).split()
+    assert page.do("return [info.begins, info.since.on]") == [
+        trace.begins, pytest.approx(trace.perplexity("on", trace.begins))
+    ]  # fmt: skip
+    assert trace.begins % LENGTH == 0 and 0 < trace.begins < tokens
+    assert f"{tokens - trace.begins} of {tokens}" in page.do("return $('facts').textContent")
     # text is text
     assert (
         page.do("return document.querySelectorAll('#text img, #text script, #text b').length") == 0

@@ -28,6 +28,11 @@ def shown(word: str, most: int = 24) -> str:
     return word.replace("$", r"\$")
 
 
+def whole(trace: Trace, number: int) -> str:
+    """The word of a vector, for a label."""
+    return "⟨start⟩" if number == 0 else shown(trace.whole_word(number - 1))
+
+
 def sharpest(trace: Trace) -> int:
     """The layer whose reads are the least spread out."""
     return max(trace.info["layers"], key=lambda entry: entry["focus"])["layer"]
@@ -91,13 +96,7 @@ def queries(trace: Trace, most: int = 4) -> list[int]:
 
 def readable_tokens(trace: Trace) -> int:
     """How many tokens were predicted with something in the memory."""
-    name = f"own.{trace.info['layers'][0]['layer']}"
-    empty = 0
-    for move in trace.moves(name):
-        if len(move.new):
-            break
-        empty += trace.info["length"]
-    return max(trace.info["tokens"] - empty, 0)
+    return int(trace.info["tokens"]) - trace.begins
 
 
 def at_tokens(trace: Trace, layer: int, tokens: list[int]) -> Iterator[tuple[int, Places]]:
@@ -122,7 +121,7 @@ def densities(trace: Trace, plt: Any) -> Any:
         masses = density.mass(edges) * len(t)  # H x D
         for head, mass in enumerate(masses):
             axis.plot(t, mass, lw=1, color=HEADS[head % len(HEADS)], label=f"head {head}")
-        words = trace.vector_words(f"own.{layer}", places)
+        numbers = trace.numbers(f"own.{layer}", places)
         peak = density.mass(places.edges()).mean(dim=0)
         labelled: list[float] = []
         for i in peak.argsort(descending=True)[:20].tolist():
@@ -130,11 +129,11 @@ def densities(trace: Trace, plt: Any) -> Any:
                 continue
             labelled.append(float(places.t[i]))
             axis.annotate(
-                shown(words[i]),
+                whole(trace, int(numbers[i])),
                 (float(places.t[i]), axis.get_ylim()[1]),
                 fontsize=8, ha="center", va="bottom", color=ORANGE,
             )  # fmt: skip
-        [word] = trace.words(token, token + 1)
+        word = trace.whole_word(token)
         bits = (trace.loss("off", token) - trace.loss("on", token)) / np.log(2)
         axis.set_ylabel(f"{shown(word, 14)}\n+{bits:.1f} bits", fontsize=8)
         axis.set_yticks([])
@@ -182,14 +181,13 @@ def space(trace: Trace, plt: Any) -> Any:
         axis.set_ylabel(f"{name}\nspace of a word")
         axis.set_ylim(0, 1.35 * max(spaces.max(initial=0), 1e-12))
         gap, labelled = max(len(number) / 30, 1), []  # type: ignore[var-annotated]
-        words = trace.vector_words(f"{kind}.{layer}", places)
         for i in np.argsort(-spaces, kind="stable").tolist():
             if len(labelled) == 10 or spaces[i] < max(1.5 * np.median(spaces), spaces.max() / 10):
                 break
             if all(abs(i - j) > gap for j in labelled):
                 labelled.append(i)
-                axis.annotate(shown(words[i]), (number[i], spaces[i]), fontsize=8, rotation=30,
-                              ha="left", va="bottom", color=ORANGE)  # fmt: skip
+                axis.annotate(whole(trace, int(number[i])), (number[i], spaces[i]), fontsize=8,
+                              rotation=30, ha="left", va="bottom", color=ORANGE)  # fmt: skip
     axes[-1, 0].set_xlabel("token of the text")
     figure.suptitle(f"The space that each word holds at the end, layer {layer}", fontsize=11)
     return figure
@@ -231,7 +229,8 @@ def gain(trace: Trace, plt: Any) -> Any:
     ends = np.linspace(0, len(on), parts + 1)
     left.bar((ends[1:] + ends[:-1]) / 2, saved(by_place), width=np.diff(ends) * 0.9,
              color=[BLUE if x >= 0 else ORANGE for x in by_place])  # fmt: skip
-    left.set_xlabel("place in the text, tokens")
+    left.axvspan(0, trace.begins, color=GREY, alpha=0.15, lw=0)
+    left.set_xlabel("place in the text, tokens (grey: nothing in the memory yet)")
     left.set_ylabel("perplexity saved by the memory, %")
     _, which, counts = np.unique(tokens, return_inverse=True, return_counts=True)
     octave = np.log2(counts[which]).astype(int)
@@ -274,6 +273,12 @@ def held(trace: Trace) -> bool:
     return bool(trace.info["layers"]) and trace.info["layers"][0]["density"] is not None
 
 
+def phrase(words: list[str], numbers: np.ndarray) -> str:
+    """Words in a row, with an ellipsis where they are no neighbours."""
+    gaps = np.diff(numbers, prepend=numbers[:1] - 1) != 1
+    return "".join(f" …{x}" if gap else x for x, gap in zip(words, gaps, strict=True))
+
+
 def write_tables(trace: Trace, folder: Path) -> None:
     """attended.csv: the words that each of the words with the largest gains has looked at;
     phrases.csv: what holds the most space at the end."""
@@ -304,7 +309,7 @@ def write_tables(trace: Trace, folder: Path) -> None:
             for first, after in phrases(spaces.tolist()):
                 rows.append({
                     "memory": name, "layer": entry["layer"], "first_token": int(numbers[first]) - 1,
-                    "phrase": "".join(words[first:after]),
+                    "phrase": phrase(words[first:after], numbers[first:after]),
                     "space": f"{float(spaces[first:after].sum()):.4g}",
                 })  # fmt: skip
     write_csv(folder / "phrases.csv", "memory layer first_token phrase space".split(), rows)

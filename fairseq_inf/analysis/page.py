@@ -20,7 +20,8 @@ from fairseq_inf.files import whole_file
 from .trace import Trace
 
 CHUNK = 2048  # tokens whose densities are unpacked together
-BUDGET = 24_000_000  # bytes for all densities: of a long text a page knows fewer cells of each
+BUDGET = 24_000_000  # bytes for all densities: of a long text a page knows fewer cells of each,
+EACH = 6_000  # and so of a model with many layers and heads: bytes for the densities of a token
 SHOTS = 8_000_000  # bytes for places that need not be worked out
 WHOLE = 65535
 
@@ -31,14 +32,14 @@ def write_page(trace: Trace, path: Path) -> None:
     head = head.replace("<!-- title -->", html.escape(str(trace.info["text"])))
     with whole_file(path) as partial, open(partial, "w", encoding="utf-8") as file:
         file.write(head)
-        kept = kept_cells(trace)
+        kept, begins = kept_cells(trace), trace.begins
         file.write(_script("info", "application/json", _json(page_info(trace, kept))))
         for name, values in columns(trace):
             _write(file, name, values)
         for entry in trace.info["layers"]:
             if entry["density"] is not None:
-                for first in range(0, trace.info["tokens"], CHUNK):
-                    name = f"d.{entry['layer']}.{first // CHUNK}"
+                for number, first in enumerate(range(begins, trace.info["tokens"], CHUNK)):
+                    name = f"d.{entry['layer']}.{number}"
                     _write(file, name, packed(trace, entry, first, first + CHUNK, kept))
         file.write(tail)
 
@@ -61,13 +62,19 @@ def _write(file: IO[str], name: str, values: np.ndarray) -> None:
 def kept_cells(trace: Trace) -> int:
     """How many cells of each density the page knows one by one."""
     info = trace.info
-    densities = max(info["tokens"] * info["heads"] * len(info["layers"]), 1)
+    tokens = info["tokens"] - trace.begins  # the others have none
+    densities = max(tokens * info["heads"] * len(info["layers"]), 1)
+    budget = min(BUDGET, EACH * tokens)
     known = max([entry["kept"] for entry in info["layers"]], default=0)
-    return int(np.clip((BUDGET / densities - 2) // 4, min(2, known), known))
+    return int(np.clip((budget / densities - 2) // 4, min(2, known), known))
 
 
 def page_info(trace: Trace, kept: int) -> dict[str, Any]:
-    return {**trace.info, "kept": kept, "chunk": CHUNK}
+    begins = trace.begins
+    facts: dict[str, Any] = {"kept": kept, "chunk": CHUNK, "begins": begins, "since": None}
+    if begins < trace.info["tokens"]:
+        facts["since"] = {x: trace.perplexity(x, begins) for x in trace.info["perplexity"]}
+    return {**trace.info, **facts}
 
 
 def columns(trace: Trace) -> Iterator[tuple[str, np.ndarray]]:

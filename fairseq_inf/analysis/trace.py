@@ -142,6 +142,37 @@ class Trace:
         that vector i is of token i - 1.  -> K"""
         return self.column(f"{name}.numbers", places.first, places.after)
 
+    @property
+    def begins(self) -> int:
+        """The first token that was predicted with something in a memory; all of them if none."""
+        found = [self._begins(f"own.{own['layer']}") for own in self.info["layers"]]
+        return min([*found, self.info["tokens"]])
+
+    def _begins(self, name: str) -> int:
+        for segment, move in enumerate(self.moves(name)):
+            if len(move.new):
+                return segment * int(self.info["length"])
+        return int(self.info["tokens"])
+
+    def perplexity(self, kind: str, first: int = 0) -> float:
+        """Of the tokens from `first` on.  kind: on, off or other"""
+        losses = self.column(f"loss.{kind}", first).astype("f8")
+        return float(np.exp(min(losses.mean(), 700))) if len(losses) else float("nan")
+
+    def whole_word(self, token: int) -> str:
+        """A token with the rest of its word."""
+        first = max(token - 8, 0)
+        pieces = self.words(first, min(token + 9, self.info["tokens"]))
+        at = token - first
+        if not pieces[at].strip():
+            return pieces[at]
+        begin, end = at, at + 1
+        while begin > 0 and _joins(pieces[begin - 1], pieces[begin]):
+            begin -= 1
+        while end < len(pieces) and _joins(pieces[end - 1], pieces[end]):
+            end += 1
+        return "".join(pieces[begin:end])
+
     def vector_words(self, name: str, places: Places) -> list[str]:
         """-> K"""
         numbers = self.numbers(name, places)
@@ -189,6 +220,11 @@ class Trace:
         cell, mass, rest = (part(x) for x in ("cell", "mass", "rest"))
         [cells] = [entry["cells"] for entry in self.info["layers"] if entry["layer"] == layer]
         return Weights(spread(cell, mass, rest, cells))
+
+
+def _joins(before: str, piece: str) -> bool:
+    """Whether a piece goes on with the word that another one ends in."""
+    return before[-1:].isalnum() and piece[:1].isalnum()
 
 
 def spread(cell: Tensor, mass: Tensor, rest: Tensor, cells: int) -> Tensor:

@@ -108,10 +108,16 @@ def show(folder: Path) -> str:
     if held(trace):
         write_tables(trace, folder)
     write_page(trace, folder / "index.html")
-    found, text = trace.info["perplexity"], trace.info["text"]
-    count = trace.info["tokens"]
-    told = f"{text}: {count:,} token{'s' * (count != 1)}, perplexity {found['on']:.2f}, and "
-    return told + f"{found['off']:.2f} without the long-term memory"
+    text, begins, count = trace.info["text"], trace.begins, trace.info["tokens"]
+    told = f"{text}: {count:,} token{'s' * (count != 1)}"
+    if begins >= count:
+        if trace.info["layers"] and not held(trace):
+            return f"{told}, too few for anything to have left the short-term memory"
+        begins = 0
+    on, off = (trace.perplexity(kind, begins) for kind in ("on", "off"))
+    if begins:
+        told += f"; the memory begins at token {begins:,}, {count - begins:,} have one, of these"
+    return f"{told} perplexity {on:.2f}, and {off:.2f} without the long-term memory"
 
 
 if __name__ == "__main__":
