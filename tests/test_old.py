@@ -1,6 +1,7 @@
 """Checkpoints and memory files of version 0.3, as tests/old has them, and what followed it."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from conftest import ROOT
 from fairseq.models import ARCH_MODEL_REGISTRY
 from omegaconf import OmegaConf
+from zoo import make_model
 
 from fairseq_inf.models import InfiniteFormerLM
 from fairseq_inf.models.settings import resolve
@@ -82,3 +84,13 @@ def test_an_old_setting_that_is_gone_is_refused_where_it_changed_the_numbers(set
     (name,) = settings
     with pytest.raises(ValueError, match=f"the checkpoint has {name} .*: load it with the version"):
         upgraded("infinite_former_lm", **BETWEEN | CONTINUOUS | settings)
+
+
+@pytest.mark.parametrize("density", ["gaussian", "gibbs"])
+def test_the_weights_of_a_memory_that_was_in_one_piece_load(density):
+    model = make_model(ltm_density=density, ltm_schedule="constant")
+    new = model.state_dict()
+    old = {re.sub(r"\.memory\.(reader|store)\.", ".memory.", name): x for name, x in new.items()}
+    assert old.keys() != new.keys()
+    model.upgrade_state_dict_named(old, "")
+    assert old.keys() == new.keys() and all(old[name] is new[name] for name in new)
