@@ -104,7 +104,7 @@ def test_the_answer_is_recalled_where_hub_score_finds_it_likeliest(hub, text, sp
 
 def test_everything_in_sight_is_one_pass_over_text_and_question(folder, text):
     model = open_hub(str(folder), cpu=True).cfg.model
-    settings = needles.everything(model, TOKENS, L, 16)
+    settings = needles.everything(model, TOKENS, L)
     hub = open_hub(str(folder), cpu=True, ltm_enabled=False, **settings)
     hub.length *= needles.LONGER
     alone = {"stm_length": 0, "decoder_positions": 2 * TOKENS}

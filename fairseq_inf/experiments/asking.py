@@ -67,8 +67,8 @@ def settings_of(hub: MemoryHub, condition: str, tokens: int) -> dict[str, Any] |
     cfg = hub.cfg.model
     if condition == "memory":
         return {}
-    kept = int(cfg.get("ltm_slots") or 0)
-    wanted = tokens + 512 if condition == "sight" else cfg.stm_length + kept
+    keys = cfg.stm_length + hub.model.decoder.mean_slots()
+    wanted = tokens + 512 if condition == "sight" else keys
     if wanted + hub.length > cfg.decoder_positions:
         return None
     return {"ltm_enabled": False, "stm_length": wanted}

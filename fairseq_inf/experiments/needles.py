@@ -287,13 +287,12 @@ def rows_of(
             decoder, model = hub.model.decoder, hub.cfg.model
             off = {name: settings[name] for name in settings if name == "weights"}
             off |= {"ltm_enabled": False} if hub.model.has_memory else {}
-            slots = [layer.memory.num_slots for layer in decoder.layers if layer.memory is not None]
-            keys = decoder.stm_length + max(slots, default=0)
+            keys = decoder.stm_length + decoder.mean_slots()
             alone = [Row(f"{title}nothing", path, off, of_text=False)]
             if "stm_length" in model:
                 alone.append(Row(f"{title}window of {keys:,}", path, off | {"stm_length": keys}))
                 if args.tokens <= model.get("decoder_positions", args.tokens):
-                    whole = off | everything(model, args.tokens, hub.length, max(slots, default=0))
+                    whole = off | everything(model, args.tokens, hub.length)
                     alone.append(Row(f"{title}everything", path, whole, longer=LONGER))
             for row in [] if args.rows_only else alone:
                 row.key = (
@@ -306,13 +305,13 @@ def rows_of(
             yield Row(f"{title}{text if settings else plain}", path, settings)
 
 
-def everything(model: Any, tokens: int, length: int, slots: int) -> dict[str, Any]:
+def everything(model: Any, tokens: int, length: int) -> dict[str, Any]:
     """Settings with which a text and a question behind it are in sight.  A window that is larger
     than what is in it needs no more positions."""
     room = tokens + BEHIND
     whole = {"stm_length": room, "sink_tokens": 0}
     if "decoder_positions" in model:
-        whole["decoder_positions"] = room + LONGER * length + slots
+        whole["decoder_positions"] = room + LONGER * length
     return whole
 
 

@@ -255,6 +255,11 @@ class MemoryDecoder(FairseqDecoder):
             last=() if self.token_shift is None else (count(),),
         )
 
+    def mean_slots(self) -> int:
+        """How many slots a layer has for further keys, in the mean over all."""
+        slots = [0 if layer.memory is None else layer.memory.num_slots for layer in self.layers]
+        return round(sum(slots) / len(slots))
+
     @property
     def wants_surprise(self) -> bool:
         return any(x.memory is not None and x.memory.wants_surprise for x in self.layers)

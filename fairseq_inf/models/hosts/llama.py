@@ -113,5 +113,7 @@ class LlamaDecoder(PretrainedDecoder):
         return rotations(torch.cat([back, places]), width, self.theta, like.dtype)
 
     def slot_positions(self) -> int:
+        if not self.ltm_enabled:
+            return 0
         memories = (layer.memory for layer in self.layers if layer.memory is not None)
         return max((math.ceil(x.spacing * x.num_slots) for x in memories), default=0)
