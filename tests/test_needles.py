@@ -4,13 +4,14 @@ import csv
 import random
 import re
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
 from commands import enter, refused
 from test_pretrained import KINDS, convert, hugging_face
 
-from fairseq_inf.experiments import haystack, needles
+from fairseq_inf.experiments import evaluate, haystack, needles
 from fairseq_inf.experiments.haystack import END, FORMS, Needle
 from fairseq_inf.experiments.needles import Answer, Found, Row, Text
 from fairseq_inf.hub import open_hub
@@ -125,6 +126,13 @@ def test_everything_in_sight_is_one_pass_over_text_and_question(folder, text):
     assert found.with_facts == pytest.approx(-float(logs[100:TOKENS].mean() / 0.6931472), abs=1e-4)
     assert found.by_place == [pytest.approx(found.bits)]
     assert found.memory == 0 and found.window > TOKENS * 32 * 4 * 2  # vectors of two layers
+
+
+@pytest.mark.skipif(bool(find_spec("lm_eval")), reason="it is installed")
+def test_the_harness_says_what_it_needs(capsys):
+    assert "pip install 'fairseq_inf[evaluation]'" in refused(evaluate.main, "evaluate", "run")
+    enter(evaluate.main, "evaluate", "--help")
+    assert capsys.readouterr().out.startswith("usage: fairseq-inf-evaluate")
 
 
 def row(texts, known, name="rigged"):
