@@ -1,11 +1,14 @@
 """A training that is killed and started again ends as if nothing had happened."""
 
+import os
 import re
+import shutil
+import subprocess
 import time
 
 import pytest
 import torch
-from conftest import MODEL, TASK, TRAIN, finish, load, start_training, train
+from conftest import MODEL, ROOT, TASK, TRAIN, finish, load, start_training, tool, train
 
 pytestmark = pytest.mark.slow
 
@@ -101,13 +104,70 @@ def assert_equal_but_for_rounding(one, two, validated=True):
         assert torch.allclose(x.double(), memories[1][name].double(), atol=1e-3), name
 
 
-def test_two_processes_equal_one(data_bin, tmp_path):
+@pytest.fixture(scope="module")
+def alone(data_bin, tmp_path_factory):
+    """The last checkpoint of one process."""
+    path = tmp_path_factory.mktemp("alone")
+    finish(start(data_bin, path, *SGD))
+    return path / "checkpoint_last.pt"
+
+
+def test_two_processes_equal_one(alone, data_bin, tmp_path):
     """The same rows in the same order give the same loss, memory and parameters."""
-    for world in (1, 2):
-        finish(start(data_bin, tmp_path / str(world), *SGD, world=world))
-    assert_equal_but_for_rounding(
-        tmp_path / "1/checkpoint_last.pt", tmp_path / "2/checkpoint_last.pt"
-    )
+    finish(start(data_bin, tmp_path, *SGD, world=2))
+    assert_equal_but_for_rounding(alone, tmp_path / "checkpoint_last.pt")
+
+
+@pytest.fixture
+def two_hosts():
+    """Two network namespaces with an address each, and a wire between them.  -> name and address of
+    each"""
+
+    def ip(*words, check=True):
+        subprocess.run(["ip", *words], check=check, capture_output=True)
+
+    names = [f"inf{os.getpid()}{letter}" for letter in "ab"]
+    addresses = ["10.77.0.1", "10.77.0.2"]
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+            a, b = (["name", name, "netns", name] for name in names)
+            ip("link", "add", *a, "type", "veth", "peer", *b)
+            for name, address in zip(names, addresses, strict=True):
+                own = ["-n", name]
+                ip(*own, "address", "add", f"{address}/24", "dev", name)
+                for device in (name, "lo"):
+                    ip(*own, "link", "set", device, "up")
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"this machine lets nobody have network namespaces: {error}")
+        yield list(zip(names, addresses, strict=True))
+    finally:
+        if shutil.which("ip"):
+            for name in names:
+                ip("netns", "delete", name, check=False)
+
+
+def test_two_hosts_equal_one_process(alone, two_hosts, data_bin, tmp_path):
+    """Each has an address of its own, and sees nothing else of the other."""
+    (_, master), processes = two_hosts[0], []
+    for rank, (name, _) in enumerate(two_hosts):
+        words = [
+            "ip", "netns", "exec", name, tool("train"), data_bin, *TASK, *MODEL, *TRAIN,
+            "--save-dir", tmp_path, *RUN, *SGD, "--batch-size", 2, "--distributed-world-size", 2,
+            "--distributed-rank", rank, "--distributed-no-spawn", "--distributed-backend", "gloo",
+            "--distributed-init-method", f"tcp://{master}:29500", "--ddp-backend", "legacy_ddp",
+        ]  # fmt: skip
+        processes.append(
+            subprocess.Popen(
+                [str(word) for word in words], cwd=ROOT, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, env={**os.environ, "GLOO_SOCKET_IFNAME": name},
+            )
+        )  # fmt: skip
+    for process in processes:
+        printed, _ = process.communicate(timeout=500)
+        assert process.returncode == 0, printed[-3000:]
+    assert_equal_but_for_rounding(alone, tmp_path / "checkpoint_last.pt")
 
 
 def test_other_streams_start_with_a_fresh_memory_and_say_so(data_bin, tmp_path):

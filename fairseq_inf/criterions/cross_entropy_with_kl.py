@@ -92,7 +92,8 @@ class CrossEntropyWithKL(FairseqCriterion):
         loss = nll
         for name, value in losses.items():
             loss = loss + self.weights.get(name, 1.0) * value
-        if not math.isfinite(loss.item()):
+        # on a GPU, which would be waited for, fairseq looks at the norm of the gradient
+        if loss.device.type == "cpu" and not math.isfinite(loss.item()):
             raise FloatingPointError(
                 f"the loss is {loss.item()} in {'training' if model.training else 'validation'}: "
                 "go on from the last checkpoint with a lower --lr or --clip-norm"
@@ -138,10 +139,10 @@ class CrossEntropyWithKL(FairseqCriterion):
     def correct(self, model: Any, net_output: Any, target: Tensor) -> Tensor:
         """How many targets are the word that the model finds likeliest."""
         real = target != self.padding_idx
-        x, target = net_output[0][real], target[real]
         softmax = getattr(model.decoder, "adaptive_softmax", None)
         if softmax is None:
-            return (x.argmax(dim=-1) == target).sum()
+            return ((net_output[0].argmax(dim=-1) == target) & real).sum()
+        x, target = net_output[0][real], target[real]
         correct = torch.zeros_like(target[:0].sum())
         for part, wanted in zip(x.split(256), target.split(256), strict=True):
             if len(wanted):  # all words of many tokens at once would fill the memory

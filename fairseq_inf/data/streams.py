@@ -192,7 +192,11 @@ class SegmentBatches(torch.utils.data.Dataset):
             "id": torch.arange(self.first_row, self.first_row + rows),
             "nsentences": rows,
             "ntokens": int((lengths - earlier).sum()),
-            "net_input": {"src_tokens": tokens, "src_lengths": lengths, "starts": starts},
+            "net_input": {
+                "src_tokens": tokens,
+                "src_lengths": lengths.tolist(),
+                "starts": starts.tolist(),
+            },
             "target": target,
         }
         if self.context:

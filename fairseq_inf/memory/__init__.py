@@ -18,9 +18,10 @@ from .schedule import SCHEDULES, Constant, Logarithmic, Schedule, Uniform
 from .selective import POLICIES, PRECISIONS, SelectiveMemory, SelectiveState
 from .short_term import ShortTermMemory, Window, push
 from .signal import ContinuousState, Signal, plan_write
-from .state import State
+from .state import COUNTER, State
 
 __all__ = [
+    "COUNTER",
     "CellDensity",
     "CompressiveMemory",
     "CompressiveState",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from .contract import (
     take_part,
 )
 from .short_term import push
-from .state import Ranges, State
+from .state import COUNTER, Ranges, State
 
 # B rows, C slots, c vectors to a slot, W vectors that have left the short-term memory, e width
 
@@ -33,8 +33,8 @@ from .state import Ranges, State
 class CompressiveState(State):
     slots: Tensor  # B x C x e, the newest at the right end
     pending: Tensor  # B x c-1 x e: too few for a slot yet, at the right end
-    held: Tensor  # B: how many slots are real
-    waiting: Tensor  # B: how many of `pending` are real
+    held: Tensor = field(metadata=COUNTER)  # B: how many slots are real
+    waiting: Tensor = field(metadata=COUNTER)  # B: how many of `pending` are real
 
     def ranges(self) -> Ranges:
         yield "held", 0, self.slots.size(1)
@@ -81,8 +81,8 @@ class CompressiveMemory(LongTermMemory):
         return CompressiveState(
             slots=zeros(self.num_slots, self.dim),
             pending=zeros(self.rate - 1, self.dim),
-            held=zeros(dtype=torch.long),
-            waiting=zeros(dtype=torch.long),
+            held=torch.zeros(rows, dtype=torch.long),
+            waiting=torch.zeros(rows, dtype=torch.long),
         )
 
     def plan_key(self) -> Hashable:
@@ -95,8 +95,7 @@ class CompressiveMemory(LongTermMemory):
             groups.append((count + waits) // self.rate)
             waiting.append((count + waits) % self.rate)
             held.append(min(old + groups[-1], self.num_slots))
-        device = state.held.device
-        made, kept, left = (torch.tensor(x, device=device) for x in (groups, held, waiting))
+        made, kept, left = (torch.tensor(x) for x in (groups, held, waiting))
         return CompressionPlan(
             filled=kept > 0,
             slots=max(held),
@@ -137,15 +136,16 @@ class CompressiveMemory(LongTermMemory):
             lined = _pick(torch.cat([state.pending, vectors], dim=1), source)
         else:
             lined = torch.cat([state.pending, vectors], dim=1)
-        total = plan.groups * self.rate + plan.waiting
+        groups, waiting = plan.groups.to(vectors.device), plan.waiting.to(vectors.device)
+        total = groups * self.rate + waiting
         begin = (lined.size(1) - total)[:, None]
         step = torch.arange(plan.most * self.rate, device=vectors.device)
         old = _pick(lined, (begin + step).clamp(max=lined.size(1) - 1))
         new = self.compress(old)
-        slots = push(state.slots, new.detach(), plan.groups)[:, plan.most :]
+        slots = push(state.slots, new.detach(), groups)[:, plan.most :]
         pending = lined[:, lined.size(1) - self.rate + 1 :]
         place = torch.arange(self.rate - 1, device=vectors.device)
-        absent = place < self.rate - 1 - plan.waiting[:, None]
+        absent = place < self.rate - 1 - waiting[:, None]
         pending = pending.masked_fill(absent[..., None], 0)
         return CompressiveState(slots, pending, plan.kept, plan.waiting), (old, new)
 
@@ -169,13 +169,14 @@ class CompressiveMemory(LongTermMemory):
         unused = take_part(self.convolution)
         if plan.most == 0:
             return {"reconstruction": unused}
-        groups = plan.groups.clamp(min=1)[:, None]  # a row without any is left out below
+        made = plan.groups.to(query.device)[:, None]
+        groups = made.clamp(min=1)  # a row without any is left out below
         place = torch.arange(old.size(1), device=old.device)
         with torch.no_grad():
             target = met.attention.by_content(query, old, place < groups * self.rate)
         compressed = met.attention.by_content(query, new, place[: plan.most] < groups)
         error = (compressed - target).float().square().mean(dim=-1)  # B x T
-        counted = (plan.groups > 0)[:, None] & met.real
+        counted = (made > 0) & met.real
         return {"reconstruction": (error * counted).sum() + unused}
 
     def compress(self, vectors: Tensor) -> Tensor:

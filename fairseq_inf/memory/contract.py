@@ -65,7 +65,7 @@ class Plan:
     @dataclass(kw_only=True); `slots` and `held` are for memories that have slots."""
 
     counts: Sequence[int]  # how many vectors each row takes
-    filled: Tensor  # B, bool: the memory is not empty afterwards
+    filled: Tensor  # B, bool, of the CPU: the memory is not empty afterwards
     slots: int = 0  # the most slots that a row shows afterwards, known to the CPU
     held: Sequence[int] = ()  # how many each row shows, at the right end
 
@@ -139,7 +139,7 @@ class Encounter:
 
     def of(self, targets: Tensor, settings: Mapping[str, float]) -> Encounter:
         """targets: B x T, bool: tokens with a target.  settings: of the criterion, by name"""
-        counted = targets & self.real & self.plan.filled[:, None]
+        counted = targets & self.real & self.plan.filled.to(targets.device)[:, None]
         return replace(self, counted=counted, settings=settings)
 
     @torch.no_grad()

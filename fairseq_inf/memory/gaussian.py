@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .basis import GaussianBasis
 from .contract import Encounter, as_heads
 from .density import GaussianDensity
+from .precision import in_full
 from .reader import Reader
 from .signal import ContinuousState, Signal
 
@@ -46,7 +47,7 @@ class GaussianReader(Reader):
         """Only w . (K q) = (K^T w) . q is needed of the scores K q, K = B W^K, so K itself is never
         formed.  -> B x H x d x 2"""
         b, h = coefficients.size(0), self.num_heads
-        with torch.autocast(coefficients.device.type, enabled=False):
+        with in_full(coefficients):
             exact = coefficients.dtype
             probes = self.locate.weight.to(exact) @ coefficients  # B x 2 x e
             probes = F.linear(probes, self.key.weight.to(exact)).view(b, 2, h, -1)
@@ -54,7 +55,7 @@ class GaussianReader(Reader):
 
     def _locate(self, query: Tensor, probes: Tensor) -> GaussianDensity:
         """-> of B x H x T"""
-        with torch.autocast(query.device.type, enabled=False):
+        with in_full(query):
             logits = query.to(probes.dtype) @ probes + self.locate.bias.to(probes.dtype)
             mu, var = logits.unbind(-1)
             return GaussianDensity(torch.sigmoid(mu), F.softplus(var).clamp(min=1e-6))
@@ -65,7 +66,7 @@ class GaussianReader(Reader):
         """z = V^T E_p[psi], with mu and var of p from the query's scores."""
         probes, values = contents
         density = self._locate(query, probes)
-        with torch.autocast(query.device.type, enabled=False):
+        with in_full(query):
             weights = density.expect(self.basis).to(query.dtype)  # B x H x T x N
         return weights @ values, density
 

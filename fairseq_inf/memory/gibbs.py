@@ -14,6 +14,7 @@ from fairseq_inf.errors import SettingError
 from .basis import GaussianBasis, without_tail
 from .contract import Encounter, as_heads
 from .density import CellDensity
+from .precision import in_full
 from .reader import Reader
 from .signal import ContinuousState, Signal
 
@@ -112,7 +113,7 @@ class GibbsReader(Reader):
 def _at_unit_length(x: Tensor) -> Tensor:
     """In float32 at least; zeros stay zeros, and have a gradient of zero: in half precision that
     of a very short vector would be beyond all numbers."""
-    with torch.autocast(x.device.type, enabled=False):
+    with in_full(x):
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         square = x.square().mean(dim=-1, keepdim=True)
         return x * torch.where(square > 0, torch.rsqrt(square + 1e-6), 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fairseq_inf.errors import SettingError
 
 from .contract import Encounter, HostAttention, LongTermMemory, Plan, silent
-from .state import Ranges, State
+from .precision import in_full
+from .state import COUNTER, Ranges, State
 
 # B rows, T tokens, W vectors that have left the short-term memory, H heads, d head width, e = H d
 
@@ -22,7 +23,9 @@ from .state import Ranges, State
 class InfiniState(State):
     matrix: Tensor  # B x H x d x d, never in half precision: M / n
     normaliser: Tensor  # B x H x d, alike: z / n
-    tokens: Tensor  # B: n, how many vectors were stored; 0 is an empty memory
+    tokens: Tensor = field(
+        metadata=COUNTER
+    )  # B: n, how many vectors were stored; 0 is an empty memory
 
     def ranges(self) -> Ranges:
         written = self.normaliser.flatten(1).any(dim=1).long()
@@ -69,7 +72,7 @@ class InfiniMemory(LongTermMemory):
         return InfiniState(
             matrix=torch.zeros(rows, h, d, d, dtype=exact, device=device),
             normaliser=torch.zeros(rows, h, d, dtype=exact, device=device),
-            tokens=torch.zeros(rows, dtype=torch.long, device=device),
+            tokens=torch.zeros(rows, dtype=torch.long),
         )
 
     def plan_key(self) -> Hashable:
@@ -77,9 +80,9 @@ class InfiniMemory(LongTermMemory):
 
     def plan(self, counts: Sequence[int], state: InfiniState) -> InfiniPlan:
         most, taken = max(counts), None
-        new = torch.tensor(counts, device=state.tokens.device)
+        new = torch.tensor(counts)
         if min(counts) < most:
-            taken = torch.arange(most, device=new.device) >= most - new[:, None]
+            taken = torch.arange(most) >= most - new[:, None]
         tokens = state.tokens + new
         return InfiniPlan(counts=counts, filled=tokens > 0, most=most, taken=taken, tokens=tokens)
 
@@ -101,14 +104,15 @@ class InfiniMemory(LongTermMemory):
             for x in attention.project(vectors.detach()[:, vectors.size(1) - plan.most :])
         )
         exact = state.matrix.dtype
-        with torch.autocast(vectors.device.type, enabled=False):
+        with in_full(vectors):
             features, values = _features(keys.to(exact)), values.to(exact)  # B x H x W x d
             if plan.taken is not None:
-                features = features * plan.taken[:, None, :, None]
+                features = features * plan.taken.to(features.device)[:, None, :, None]
             if self.update == "delta":
                 values = values - _retrieve(features, state.matrix, state.normaliser)
-            total = plan.tokens.clamp(min=1).to(exact)[:, None, None]
-            carried = state.tokens[:, None, None] / total
+            held = torch.stack([state.tokens, plan.tokens]).to(features.device, exact)
+            total = held[1, :, None, None].clamp(min=1)
+            carried = held[0, :, None, None] / total
             matrix = features.transpose(2, 3) @ values / total[..., None]
             normaliser = features.sum(dim=2) / total
             matrix = matrix + carried[..., None] * state.matrix
@@ -119,7 +123,7 @@ class InfiniMemory(LongTermMemory):
         self, state: InfiniState, attention: Any, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor]:
         """-> M and z, and g where there is anything to read, else 0: B x H x 1 x 1"""
-        filled = (state.tokens > 0)[:, None, None, None]
+        filled = (state.tokens > 0).to(self.beta.device)[:, None, None, None]
         gate = self.beta.to(state.matrix.dtype).sigmoid()[:, None, None]
         return state.matrix, state.normaliser, gate * filled
 
@@ -128,7 +132,7 @@ class InfiniMemory(LongTermMemory):
     ) -> tuple[Tensor, None]:
         """D = g (A_mem - A_dot)"""
         matrix, normaliser, gate = contents
-        with torch.autocast(query.device.type, enabled=False):
+        with in_full(query):
             retrieved = _retrieve(_features(query.to(matrix.dtype)), matrix, normaliser)
             return (gate * (retrieved - attended)).to(attended.dtype), None
 

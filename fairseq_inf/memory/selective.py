@@ -7,7 +7,7 @@ them; the lowest rated go.  Of several policies each has the same share of the p
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,7 @@ from fairseq_inf.errors import SettingError
 
 from .contract import HostAttention, LongTermMemory, Move, Plan, slot_at
 from .sampling import mix
-from .state import Ranges, State
+from .state import COUNTER, Ranges, State
 
 # B rows, C slots, W vectors that have left the short-term memory, n = C + W candidates, T queries,
 # P keys, H heads of queries, G of keys, d head width
@@ -96,8 +96,8 @@ class SelectiveState(State):
     scales: Tensor  # B x C x 2: of the whole numbers that they are in int8; else B x C x 0
     marks: Tensor  # B x C x 3: looks, chances, surprise; the last only if a policy goes by it
     number: Tensor  # B x C: which it is of all that ever left
-    held: Tensor  # B: how many slots are real
-    given: Tensor  # B: how many have left
+    held: Tensor = field(metadata=COUNTER)  # B: how many slots are real
+    given: Tensor = field(metadata=COUNTER)  # B: how many have left
 
     def ranges(self) -> Ranges:
         yield "scales", 0, torch.inf
@@ -181,8 +181,8 @@ class SelectiveMemory(LongTermMemory):
             scales=zeros(self.num_slots, 2 if self.precision == "int8" else 0),
             marks=zeros(self.num_slots, 2 + self.wants_surprise),
             number=zeros(self.num_slots, dtype=torch.int32),
-            held=zeros(dtype=torch.long),
-            given=zeros(dtype=torch.long),
+            held=torch.zeros(rows, dtype=torch.long),
+            given=torch.zeros(rows, dtype=torch.long),
         )
 
     def plan_key(self) -> Hashable:
@@ -191,7 +191,7 @@ class SelectiveMemory(LongTermMemory):
     def plan(self, counts: Sequence[int], state: SelectiveState) -> SelectivePlan:
         before = zip(counts, state.held.tolist(), strict=True)
         held = [min(old + new, self.num_slots) for new, old in before]
-        left, kept = (torch.tensor(x, device=state.held.device) for x in (counts, held))
+        left, kept = (torch.tensor(x) for x in (counts, held))
         return SelectivePlan(
             counts=counts, filled=kept > 0, slots=max(held), held=held, left=left, kept=kept
         )
@@ -214,20 +214,21 @@ class SelectiveMemory(LongTermMemory):
         if not max(plan.counts):
             return state, None
         slots, scales = self.stored_as(attention.key_value(vectors), state.slots.dtype)
-        number = state.given[:, None] + torch.arange(marks.size(1), device=marks.device)
-        number = number - (marks.size(1) - plan.left)[:, None]
+        given = state.given + plan.left
+        place = torch.arange(-marks.size(1), 0, device=marks.device)
+        number = given.to(marks.device)[:, None] + place
         new = SelectiveState(
             slots,
             scales,
             marks[..., : state.marks.size(2)].float(),
             number.int(),
             plan.left,
-            state.given + plan.left,
+            given,
         )
         both = joined(state, new)
         index = self._best(both, plan, state.held, key)
         place = torch.arange(self.num_slots, device=key.device)
-        empty = place < (self.num_slots - plan.kept)[:, None]
+        empty = place < (self.num_slots - plan.kept.to(key.device))[:, None]
         rows = torch.arange(len(index), device=key.device)[:, None]
 
         def pick(x: Tensor) -> Tensor:
@@ -241,18 +242,19 @@ class SelectiveMemory(LongTermMemory):
         that are not real.  -> B x C"""
         n, c = both.number.size(1), self.num_slots
         place = torch.arange(n, device=key.device)
-        behind = torch.where(place < c, c - held[:, None], n - plan.left[:, None])
+        held, left = (x.to(key.device)[:, None] for x in (held, plan.left))
+        behind = torch.where(place < c, c - held, n - left)
         real = place >= behind
         looks, chances, *known = both.marks.unbind(2)
         surprise = known[0] if known else torch.zeros_like(looks)
-        left = Candidates(
+        known_of = Candidates(
             looks, chances, surprise, both.number, real, key,
             lambda: self.restored(both.slots, both.scales),
         )  # fmt: skip
         stays = torch.zeros_like(real)
         for number, policy in enumerate(self.policies, start=1):
             places = number * c // len(self.policies) - (number - 1) * c // len(self.policies)
-            stays |= best(policy(left), real & ~stays, places)
+            stays |= best(policy(known_of), real & ~stays, places)
         # those that stay in their order behind C that do not
         return torch.where(stays, place, place - n).argsort(dim=1, stable=True)[:, n - c :]
 
@@ -299,7 +301,7 @@ class SelectiveMemory(LongTermMemory):
         """seen: what `mark` has for the last slots"""
         shown = seen.size(1)
         place = torch.arange(self.num_slots, device=seen.device)
-        real = place >= (self.num_slots - state.held)[:, None]
+        real = place >= (self.num_slots - state.held.to(seen.device))[:, None]
         marks = state.marks.clone()
         marks[:, self.num_slots - shown :, :2] += seen * real[:, self.num_slots - shown :, None]
         return replace(state, marks=marks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,9 +16,10 @@ from fairseq_inf.errors import SettingError
 
 from .basis import GaussianBasis, without_tail
 from .contract import Move, Plan, take_part
+from .precision import in_full
 from .sampling import histogram_quantiles, uniform
 from .schedule import Constant, Schedule, write_operators
-from .state import Ranges, State
+from .state import COUNTER, Ranges, State
 
 # B rows, T tokens, N basis functions, M samples of the past, D bins of a histogram, e width
 
@@ -28,7 +29,9 @@ class ContinuousState(State):
     coefficients: Tensor  # B x N x e, never in half precision: X(t) = B^T psi(t)
     longest: Tensor  # B: length of the longest vector ever stored
     histogram: Tensor  # B x D: where the last segment looked; zeros when not sticky
-    tokens: Tensor  # B: how many vectors the signal holds; 0 is an empty memory
+    tokens: Tensor = field(
+        metadata=COUNTER
+    )  # B: how many vectors the signal holds; 0 is an empty memory
 
     def ranges(self) -> Ranges:
         written = self.coefficients.flatten(1).any(dim=1).long()
@@ -74,11 +77,11 @@ def plan_write(
         how = (count, old == 0, schedule.step(old, count)) if count else (0, False, None)
         groups.setdefault(how, []).append(row)
         after.append(old + count)
-    held_after = torch.tensor(after, device=tokens.device)
+    held_after = torch.tensor(after)
     inverse = None
     each: list[Tensor | None] = [None]
     if len(groups) > 1:
-        picked = [torch.tensor(rows, device=tokens.device) for rows in groups.values()]
+        picked = [torch.tensor(rows) for rows in groups.values()]
         each, inverse = [*picked], torch.cat(picked).argsort()
     listed = [WriteGroup(rows, *how) for rows, how in zip(each, groups, strict=True)]
     return WritePlan(
@@ -184,14 +187,14 @@ class Signal(nn.Module):
     def initial_state(self, rows: int, device: Any = None, dtype: Any = None) -> ContinuousState:
         exact = _exact(dtype or torch.float)
 
-        def zeros(*shape: int, dtype: torch.dtype = exact) -> Tensor:
-            return torch.zeros(rows, *shape, dtype=dtype, device=device)
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(rows, *shape, dtype=exact, device=device)
 
         return ContinuousState(
             coefficients=zeros(self.num_basis, self.dim),
             longest=zeros(),
             histogram=zeros(self.bins if self.sticky else 0),
-            tokens=zeros(dtype=torch.long),
+            tokens=torch.zeros(rows, dtype=torch.long),
         )
 
     def plan_key(self) -> Hashable:
@@ -203,20 +206,20 @@ class Signal(nn.Module):
     def write(
         self, vectors: Tensor, state: ContinuousState, plan: WritePlan, key: Tensor | None = None
     ) -> ContinuousState:
-        with torch.autocast(vectors.device.type, enabled=False):
+        with in_full(vectors):
             coefficients, longest = self._write(vectors.detach(), state.detach(), plan, key)
         return ContinuousState(coefficients, longest, state.histogram, plan.tokens)
 
     def at(self, state: ContinuousState, places: Tensor, psi: Tensor | None = None) -> Tensor:
         """X(t), in float32 at least; zeros where nothing has come to yet.  places: t, K of all
         rows.  psi: of them, if it is known.  -> B x K x e"""
-        with torch.autocast(state.coefficients.device.type, enabled=False):
+        with in_full(state.coefficients):
             if psi is None:
                 psi = self.basis.evaluate(places)
             x = psi.to(state.coefficients) @ state.coefficients
             if self.sticky:  # what was looked at is drawn out to the whole line
                 return x
-            reached = self.schedule.reached(places, state.tokens)
+            reached = self.schedule.reached(places, state.tokens.to(places.device))
             return x if reached is None else x * reached[..., None]
 
     @torch.no_grad()

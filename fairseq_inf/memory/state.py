@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +11,11 @@ from torch import Tensor
 
 Own = TypeVar("Own", bound="State")
 Ranges = Iterable[tuple[str, Any, Any]]  # name of a tensor, its least and its most
+
+
+# of a field whose tensors are the CPU's, wherever the others are: how many vectors of what kind a
+# row has, so that a plan of what comes next waits for no GPU
+COUNTER = {"counter": True}
 
 
 def _map(value: Any, fn: Callable[[Tensor], Tensor]) -> Any:
@@ -36,8 +41,8 @@ def _flatten(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
 @dataclass
 class State:
     """Base of every memory's state: a @dataclass of tensors, states and tuples of them.  Each
-    tensor, at any depth, has the rows first.  Whole numbers in that of a memory are counters of
-    vectors, from 0 to the tokens that were read."""
+    tensor, at any depth, has the rows first.  What a plan goes by is a COUNTER.  Whole numbers
+    in that of a memory count vectors, from 0 to the tokens that were read."""
 
     def map(self: Own, fn: Callable[[Tensor], Tensor]) -> Own:
         """The same state with fn applied to every tensor."""
@@ -56,15 +61,29 @@ class State:
         return self.map(torch.Tensor.detach)
 
     def to(self: Own, device: Any) -> Own:
-        return self.map(lambda x: x.to(device))
+        """On that device, but for counters."""
+
+        def moved(value: Any) -> Any:
+            return tuple(map(moved, value)) if isinstance(value, tuple) else value.to(device)
+
+        others = (f.name for f in fields(self) if not f.metadata.get("counter"))
+        return replace(self, **{name: moved(getattr(self, name)) for name in others})
 
     def rows(self: Own, index: Any) -> Own:
-        """The rows in `index` (a tensor of row numbers, or a slice), in that order."""
-        return self.map(lambda x: x[index])
+        """The rows in `index` (a tensor of row numbers, of the CPU if the device shall not be
+        waited for, or a slice), in that order."""
+        if isinstance(index, slice):
+            return self.map(lambda x: x[index])
+        return self.map(lambda x: x[index.to(x.device)])
 
-    def reset(self: Own, starts: Tensor) -> Own:
-        """Rows where `starts` (B, bool) is true become as new."""
-        return self.map(lambda x: x.masked_fill(starts.view(-1, *[1] * (x.dim() - 1)), 0))
+    def reset(self: Own, starts: Any) -> Own:
+        """Rows where `starts` (B, bool, alike, or a list) is true become as new."""
+        starts = torch.as_tensor(starts)
+
+        def cleared(x: Tensor) -> Tensor:
+            return x.masked_fill(starts.to(x.device).view(-1, *[1] * (x.dim() - 1)), 0)
+
+        return self.map(cleared)
 
     def ranges(self) -> Ranges:
         """What a state that comes from a file must keep to: numbers, or tensors that broadcast to

@@ -5,8 +5,8 @@ says how layers are built, how tokens are embedded, what the head is and where i
 positions come from.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Optional
 
@@ -18,8 +18,8 @@ from omegaconf import II
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_inf.memory import LongTermMemory, ShortTermMemory, Window, mix
-from fairseq_inf.memory.state import Ranges, State
+from fairseq_inf.memory import COUNTER, LongTermMemory, ShortTermMemory, State, Window, mix
+from fairseq_inf.memory.state import Ranges
 from fairseq_inf.modules import DecoderLayer, LayerPlan, LayerState, Roles, Segment, SlotLine
 
 from .settings import flag, setting
@@ -31,8 +31,8 @@ from .surprise import AROUND, Surprise, losses
 @dataclass
 class DecoderState(State):
     layers: tuple[LayerState, ...]
-    filled: Tensor  # B: how many vectors of the windows are real
-    position: Tensor  # B: tokens of the stream read so far
+    filled: Tensor = field(metadata=COUNTER)  # B: how many vectors of the windows are real
+    position: Tensor = field(metadata=COUNTER)  # B: tokens of the stream read so far
     key: Tensor  # B: hash of those tokens, the seed of sticky sampling
     role: tuple[Tensor, ...] = ()  # B: what the last of them is part of, if that is embedded
     surprise: tuple[Surprise, ...] = ()  # one, if a memory wants it
@@ -230,8 +230,8 @@ class MemoryDecoder(FairseqDecoder):
     def initial_state(self, rows: int) -> DecoderState:
         like = self.layers[0].inner.weight
 
-        def count() -> Tensor:
-            return torch.zeros(rows, dtype=torch.long, device=like.device)
+        def zeros(device: Any = None) -> Tensor:
+            return torch.zeros(rows, dtype=torch.long, device=device)
 
         def layer_state(layer: DecoderLayer) -> LayerState:
             vectors = like.new_zeros(rows, self.short_term.size, self.dim)
@@ -247,12 +247,12 @@ class MemoryDecoder(FairseqDecoder):
             surprise = (Surprise(losses, like.new_zeros(rows, self.dim)),)
         return DecoderState(
             layers=tuple(layer_state(layer) for layer in self.layers),
-            filled=count(),
-            position=count(),
-            key=count(),
-            role=() if self.roles is None else (count(),),
+            filled=zeros(),
+            position=zeros(),
+            key=zeros(like.device),
+            role=() if self.roles is None else (zeros(like.device),),
             surprise=surprise,
-            last=() if self.token_shift is None else (count(),),
+            last=() if self.token_shift is None else (zeros(like.device),),
         )
 
     def mean_slots(self) -> int:
@@ -277,12 +277,12 @@ class MemoryDecoder(FairseqDecoder):
         self,
         tokens: Tensor,
         state: DecoderState,
-        lengths: Tensor | None = None,
+        lengths: Tensor | Sequence[int] | None = None,
         project: bool = True,
         head: bool = True,
     ) -> tuple[Tensor | None, DecoderState, dict[str, Any]]:
-        """tokens: B x T, padded on the right to the lengths (B) if there are any.  head: False for
-        what the head takes, B x T x e.
+        """tokens: B x T, padded on the right to the lengths (B, of the CPU if a GPU shall not be
+        waited for) if there are any.  head: False for what the head takes, B x T x e.
         -> logits (features with an adaptive softmax, None unless `project`): B x T x V, state,
         extra: "layers", of each its Encounter with its memory, or None"""
         self.check_length(tokens.size(1))
@@ -365,49 +365,55 @@ class MemoryDecoder(FairseqDecoder):
         roles: Tensor | None,
     ) -> DecoderState:
         """The state after a segment."""
-        read = segment.lengths
-        if read is None:
-            read = torch.full_like(state.filled, tokens.size(1))
+        lengths = segment.lengths
         scattered = mix(tokens + mix(torch.arange(tokens.size(1), device=tokens.device)))
         if segment.mask is not None:
             scattered = scattered * segment.mask
-        key = torch.where(read > 0, mix(state.key + scattered.sum(dim=-1)), state.key)
+        key = mix(state.key + scattered.sum(dim=-1))
+        if lengths is not None:
+            key = torch.where(lengths > 0, key, state.key)
 
         def latest(of: Tensor, old: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            found = of.gather(1, (read - 1).clamp(min=0)[:, None]).squeeze(1)
-            return tuple(torch.where(read > 0, found, x) for x in old)
+            if lengths is None:
+                return tuple(of[:, -1] for _ in old)
+            found = of.gather(1, (lengths - 1).clamp(min=0)[:, None]).squeeze(1)
+            return tuple(torch.where(lengths > 0, found, x) for x in old)
 
         return DecoderState(
             layers=layers,
-            filled=self.short_term.after(state.filled, read),
-            position=state.position + read,
+            filled=self.short_term.after(state.filled, segment.read),
+            position=state.position + segment.read,
             key=key,
             role=state.role if roles is None else latest(roles, state.role),
             last=latest(tokens, state.last),
         )
 
     def plan(
-        self, tokens: Tensor, state: DecoderState, lengths: Tensor | None
+        self, tokens: Tensor, state: DecoderState, lengths: Tensor | Sequence[int] | None
     ) -> tuple[Segment, list[LayerPlan]]:
         """All that the CPU must know of a segment, before anything is computed."""
-        t, mask = tokens.size(1), None
+        t, mask, real_tokens = tokens.size(1), None, None
+        read = torch.full_like(state.filled, t)
         if lengths is not None:
-            if min(lengths.tolist()) < t:
-                mask = torch.arange(t, device=tokens.device) < lengths[:, None]
-            else:
-                lengths = None
+            read = torch.as_tensor(lengths).cpu()
+            if min(read.tolist()) < t:
+                real_tokens = read.to(tokens.device)
+                mask = torch.arange(t, device=tokens.device) < real_tokens[:, None]
         short_term, joining = self.short_term, None
         filled, position = state.filled.tolist(), state.position.tolist()
         left, visible = short_term.left(filled, position), short_term.visible(filled, position)
         if short_term.joins(filled, position):
             waiting = state.layers[0].window.vectors.size(1) - short_term.size
-            joining = short_term.joining(state.filled, state.position, waiting)
+            column, joins = short_term.joining(state.filled, state.position, waiting)
+            joining = column.to(tokens.device), joins.to(tokens.device)
         shown = short_term.shown(visible)
         real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
         surprise = None
         for known in state.surprise:
             surprise = known.passages(state.layers[0].window.vectors.size(1) - short_term.size)
-        segment = Segment(short_term, joining, shown, lengths, mask, real, state.key, surprise)
+        segment = Segment(
+            short_term, joining, shown, read, real_tokens, mask, real, state.key, surprise
+        )
         plans: dict[Any, LayerPlan] = {}
         positions: dict[Any, Any] = {}
 
@@ -445,10 +451,8 @@ class MemoryDecoder(FairseqDecoder):
         if min(visible) < shown or (slots and min(held) < slots):
             absent = [self.short_term.absent(state.filled, state.position, shown)]
             if slots:
-                place = torch.arange(slots, device=tokens.device)
-                held_by_row = torch.tensor(held, device=tokens.device)
-                absent.insert(0, place < slots - held_by_row[:, None])
-            every = F.pad(torch.cat(absent, dim=1), (0, t))  # B x P
+                absent.insert(0, torch.arange(slots) < slots - torch.tensor(held)[:, None])
+            every = F.pad(torch.cat(absent, dim=1), (0, t)).to(tokens.device)  # B x P
             hidden = hidden.masked_fill(every[:, None, None], -torch.inf)
         return self.positions(line, shown, t, self.with_slot_bias(hidden, slots))
 

@@ -7,14 +7,14 @@ and a segment enters the memory when it is full.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_inf.memory import State
+from fairseq_inf.memory import COUNTER, State
 from fairseq_inf.memory.state import Ranges
 from fairseq_inf.modules import LayerCache, Place, SlotLine
 
@@ -34,7 +34,7 @@ class Reading(State):
 
     memory: DecoderState  # at the last border of segments
     tokens: Tensor  # B x L: what came since
-    count: Tensor  # B: how many of them are real, from 1 to L
+    count: Tensor = field(metadata=COUNTER)  # B: how many of them are real, from 1 to L
 
     def ranges(self) -> Ranges:
         yield "tokens", 0, torch.iinfo(torch.long).max
@@ -47,7 +47,9 @@ class Cache(State):
 
     reading: Reading
     layers: tuple[LayerCache, ...]
-    hidden: tuple[Tensor, ...]  # of each kind: B x 1 or H x C+K+S, -inf where there is no key
+    # of each kind of layers
+    hidden: tuple[Tensor, ...]  # B x 1 or H x C+K+S: added to the scores, -inf for no key
+    hides: tuple[Tensor, ...] = field(metadata=COUNTER)  # B, bool: whether it is anything but 0
 
 
 def new_reading(decoder: MemoryDecoder, rows: int, length: int) -> Reading:
@@ -60,10 +62,10 @@ def new_reading(decoder: MemoryDecoder, rows: int, length: int) -> Reading:
     )
     surprise = tuple(x.widen(length, decoder.stm_length) for x in memory.surprise)
     memory = replace(memory, layers=layers, surprise=surprise)
-    device = memory.filled.device
+    device = memory.key.device
     tokens = torch.full((rows, length), decoder.dictionary.pad(), device=device)
     tokens[:, 0] = decoder.dictionary.eos()
-    return Reading(memory, tokens, torch.ones(rows, dtype=torch.long, device=device))
+    return Reading(memory, tokens, torch.ones(rows, dtype=torch.long))
 
 
 def _put(state: Any, rows: Tensor, new: Any) -> Any:
@@ -71,7 +73,7 @@ def _put(state: Any, rows: Tensor, new: Any) -> Any:
     if len(rows) == state.num_rows:
         return new
     news = iter(new.tensors().values())
-    return state.map(lambda x: x.index_copy(0, rows, next(news)))
+    return state.map(lambda x: x.index_copy(0, rows.to(x.device), next(news)))
 
 
 @torch.no_grad()
@@ -82,34 +84,38 @@ def read(
     lengths: Tensor,
     score: bool | Scorer = False,
 ) -> Any:
-    """Go on reading.  text: B x n, padded on the right to the lengths (B).
+    """Go on reading.  text: B x n, padded on the right to the lengths (B, of the CPU if a GPU
+    shall not be waited for).
     -> Reading, and with `score` the log-probability of each token, B x n, 0 for padding; or what
     another function than `score_features` says of each"""
     width = reading.tokens.size(1)
     rows, n = text.shape
+    lengths, device = lengths.cpu(), text.device
     total = reading.count + lengths
-    place = torch.arange(int(total.max()), device=text.device)
+    before = reading.count.to(device)[:, None]
+    place = torch.arange(int(total.max()), device=device)
     inputs = F.pad(reading.tokens, (0, max(0, len(place) - width)))[:, : len(place)]
     if n:
-        behind = (place - reading.count[:, None]).clamp(min=0, max=n - 1)
-        inputs = torch.where(place < reading.count[:, None], inputs, text.gather(1, behind))
+        behind = (place - before).clamp(min=0, max=n - 1)
+        inputs = torch.where(place < before, inputs, text.gather(1, behind))
 
     state, closed = reading.memory, (total - 1) // width
-    scores, judge = torch.zeros(0, device=text.device), score_features if score is True else score
+    scores, judge = torch.zeros(0, device=device), score_features if score is True else score
     segments = -(-(int(total.max()) - 1) // width) if score else int(closed.max())
     for i in range(segments):
         # without a score only full segments are read; with one, all that predicts a token
         sizes = (total - 1 - i * width).clamp(max=width) if score else (closed - i) * width
         active = (sizes > 0).nonzero().squeeze(1)
         sizes = sizes[active].clamp(max=width)
-        part = inputs[active, i * width : i * width + int(sizes.max())]
+        where = active.to(device)
+        part = inputs[where, i * width : i * width + int(sizes.max())]
         x, new, _ = decoder(part, state.rows(active), sizes, project=bool(score), head=False)
-        full = sizes == width
-        if full.any():
+        full = (sizes == width).nonzero().squeeze(1)
+        if len(full):
             state = _put(state, active[full], new.rows(full))
         if judge:
-            target = inputs[active, i * width + 1 : i * width + 1 + part.size(1)]
-            at = torch.arange(target.size(1), device=text.device) + i * width + 1
+            target = inputs[where, i * width + 1 : i * width + 1 + part.size(1)]
+            at = torch.arange(target.size(1)) + i * width + 1
             column = at - reading.count[active][:, None]  # of the text
             kept = (column >= 0) & (column < lengths[active][:, None])
             row = active[:, None].expand_as(column)
@@ -118,10 +124,11 @@ def read(
                 scores = own.new_zeros(rows, n, *own.shape[1:])
             scores[row[kept], column[kept]] = own
     rest = total - closed * width
-    place = torch.arange(width, device=text.device)
+    place = torch.arange(width)
     index = (closed[:, None] * width + place).clamp(max=inputs.size(1) - 1)
-    tokens = inputs.gather(1, index)
-    tokens = tokens.masked_fill(place >= rest[:, None], decoder.dictionary.pad())
+    tokens = inputs.gather(1, index.to(device))
+    behind = (place >= rest[:, None]).to(device)
+    tokens = tokens.masked_fill(behind, decoder.dictionary.pad())
     reading = Reading(state, tokens, rest)
     if not len(scores):
         scores = scores.new_zeros(rows, n)
@@ -164,14 +171,16 @@ class OpenSegment:
         )
         layers: list[LayerCache] = []
         hidden: dict[Any, Tensor] = {}
+        hides: list[Tensor] = []
         memory, short_term = reading.memory, decoder.short_term
         absent = short_term.absent(memory.filled, memory.position, short_term.size)
+        count = reading.count.to(reading.tokens.device)
         for layer, state, kind in zip(
             decoder.layers, self.after.layers, _kinds(decoder), strict=True
         ):
             _, line = kind
             slots = line.shown
-            vectors = short_term.line_up(state.window.vectors, reading.count, longest)
+            vectors = short_term.line_up(state.window.vectors, count, longest)
             positions = decoder.cache_positions(line, width)
             stored: Any = state.memory if decoder.ltm_enabled else None
             layers.append(
@@ -181,13 +190,13 @@ class OpenSegment:
             if kind not in hidden:
                 missing = absent
                 if slots:
-                    place = torch.arange(slots, device=absent.device)
-                    empty = place < slots - stored.held[:, None]
+                    empty = torch.arange(slots) < slots - stored.held[:, None]
                     missing = torch.cat([empty, absent], dim=1)
-                scores = torch.zeros_like(missing, dtype=vectors.dtype)
-                scores = scores.masked_fill(missing, -torch.inf)[:, None, None]
+                scores = vectors.new_zeros(missing.shape)
+                scores = scores.masked_fill(missing.to(scores.device), -torch.inf)[:, None, None]
                 hidden[kind] = decoder.with_slot_bias(scores, slots).squeeze(2)
-        self.cache = Cache(reading, tuple(layers), tuple(hidden.values()))
+                hides.append(missing.any(dim=1) | (hidden[kind].size(1) > 1))
+        self.cache = Cache(reading, tuple(layers), tuple(hidden.values()), tuple(hides))
 
     @torch.no_grad()
     def score(self, targets: Tensor) -> Tensor:
@@ -198,15 +207,15 @@ class OpenSegment:
 
     def end(self) -> Opened:
         """To go on behind the last token of each row."""
-        row = torch.arange(self.cache.num_rows, device=self.features.device)
+        row = torch.arange(self.cache.num_rows)
         return self._opened(row, self.cache.map(torch.clone))
 
     def branch(self, rows: Tensor, counts: Tensor) -> Opened:
         """To go on, in row i, behind the first counts[i] tokens of the segment's row rows[i], as if
         it ended there: of the tokens behind them nothing is left."""
-        cache = self.cache.rows(rows)
-        place = torch.arange(cache.reading.tokens.size(1), device=counts.device)
-        behind = place >= counts[:, None]
+        cache, counts = self.cache.rows(rows), counts.cpu()
+        place = torch.arange(cache.reading.tokens.size(1))
+        behind = (place >= counts[:, None]).to(cache.reading.tokens.device)
         tokens = cache.reading.tokens.masked_fill(behind, self.decoder.dictionary.pad())
 
         def clear(x: Tensor) -> Tensor:
@@ -219,7 +228,7 @@ class OpenSegment:
 
     @torch.no_grad()
     def _opened(self, rows: Tensor, cache: Cache) -> Opened:
-        last = self.features[rows, cache.reading.count - 1]
+        last = self.features[rows, (cache.reading.count - 1).to(rows.device)]
         return Opened(self.decoder.head(last[:, None]), cache)
 
 
@@ -247,21 +256,21 @@ class Continuation:
             for layer, kind in zip(decoder.layers, self.kinds, strict=True)
         ]
         self._look()
-        self.live = torch.arange(len(self.counts), device=self.output.device)  # rows of the cache
+        self.live = torch.arange(len(self.counts))  # rows of the cache
 
     def _look(self) -> None:
         """What the steps up to the next border have in common."""
         self.counts = self.cache.reading.count.tolist()
-        self.hides = [bool((hidden != 0).any()) for hidden in self.cache.hidden]
+        self.hides = [bool(hides.any()) for hides in self.cache.hides]
 
     def reorder(self, order: Tensor) -> None:
         """Row i becomes what row order[i] was.  The cache, which is large, is only copied if rows
         are doubled, or half of them are gone."""
-        self.live, self.output = self.live[order], self.output[order]
+        self.live, self.output = self.live[order.cpu()], self.output[order]
         doubled = len(self.live.unique()) < len(self.live)
         if doubled or 2 * len(self.live) <= len(self.counts):
             self.cache = self.cache.rows(self.live)
-            self.live = torch.arange(len(self.live), device=order.device)
+            self.live = torch.arange(len(self.live))
             self._look()
 
     @torch.no_grad()
@@ -271,34 +280,37 @@ class Continuation:
         full = [row for row in self.live.tolist() if self.counts[row] == length]
         # rows that are gone read anything
         every = tokens.new_full((len(self.counts),), self.decoder.dictionary.eos())
-        every = every.index_copy(0, self.live, tokens)
+        live = self.live.to(tokens.device)
+        every = every.index_copy(0, live, tokens)
         if not full:
             output = self._step(every)
         else:
-            output = self._cross(every, torch.tensor(full, device=tokens.device))
+            output = self._cross(every, torch.tensor(full))
             self._look()
-        self.output = output[self.live]
+        self.output = output[live]
         return self.output
 
     def _cross(self, tokens: Tensor, full: Tensor) -> Tensor:
         """Rows of full segments begin a new one with their token; the others go on."""
         reading = self.cache.reading.rows(full)
-        reading = read(self.decoder, reading, tokens[full, None], torch.ones_like(reading.count))
+        where = full.to(tokens.device)
+        reading = read(self.decoder, reading, tokens[where, None], torch.ones_like(reading.count))
         opened = OpenSegment(self.decoder, reading).end()
         if len(full) == len(self.counts):
             self.cache = opened.cache.rows(full.argsort())
-            return opened.output[full.argsort()]
+            return opened.output[where.argsort()]
         output = self._step(tokens)
         news = iter(opened.cache.tensors().values())
-        self.cache.map(lambda x: x.index_copy_(0, full, next(news)))
-        return output.index_copy(0, full, opened.output)
+        self.cache.map(lambda x: x.index_copy_(0, full.to(x.device), next(news)))
+        return output.index_copy(0, where, opened.output)
 
     def _step(self, tokens: Tensor) -> Tensor:
         """One token in the middle of a segment; updates the cache in place.  A row whose segment
         is full comes to nothing, and has to be replaced."""
         decoder, reading = self.decoder, self.cache.reading
         last = reading.tokens.size(1) - 1
-        count, counts = reading.count.clamp(max=last), [min(n, last) for n in self.counts]
+        counts = [min(n, last) for n in self.counts]
+        count = torch.tensor(counts).to(tokens.device)
         places = [self._place(kind, count, counts) for kind in range(len(self.cache.hidden))]
         row = torch.arange(len(counts), device=tokens.device)
         reading.tokens[row, count] = tokens

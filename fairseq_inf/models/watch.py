@@ -78,8 +78,9 @@ class Watch:
     def _begin(self, decoder: Any, args: tuple[Any, ...]) -> None:
         state, short_term = args[1], self.decoder.short_term
         waiting = state.layers[0].window.vectors.size(1) - short_term.size
-        place = torch.arange(-waiting, 0, device=state.position.device)
-        self._numbers = (state.position - short_term.length)[:, None] + place
+        place = torch.arange(-waiting, 0)
+        numbers = (state.position - short_term.length)[:, None] + place
+        self._numbers = numbers.to(state.key.device)
         self.layers = {}
 
     def _end(self, decoder: Any, args: tuple[Any, ...], output: Any) -> None:

@@ -51,7 +51,8 @@ class Segment:
     short_term: ShortTermMemory
     joining: tuple[Tensor, Tensor] | None  # what has left and becomes a sink
     shown: int  # sinks and short-term memory, of the row that sees most
-    lengths: Tensor | None  # B: real tokens, None if there is no padding
+    read: Tensor  # B, of the CPU: real tokens
+    lengths: Tensor | None  # the same where the model is, None if there is no padding
     mask: Tensor | None  # B x T: true for real tokens, None if there is no padding
     real: Tensor  # the same, never None
     key: Tensor  # B: hash of the stream so far

@@ -92,7 +92,8 @@ class MemoryTraining(FairseqTask):
         """Bring the memory of every process together, since only the first one saves."""
         state = self.model.states[True]
         if state is not None and _world_size() > 1:
-            tensors = {name: _gather(x) for name, x in state.tensors().items()}
+            device = next(self.model.parameters()).device
+            tensors = {name: _gather(x.to(device)) for name, x in state.tensors().items()}
             self._gathered = (state, tensors)
 
     def train_step(

@@ -83,6 +83,8 @@ class PretrainedDecoder(MemoryDecoder):
         return 0
 
     def check_tokens(self, tokens: Tensor) -> None:
+        if tokens.device.type != "cpu":
+            return  # it would be waited for
         alien = (self.absent[tokens] != 0) & (tokens != self.dictionary.pad())
         if alien.any():
             word = self.dictionary[int(tokens[alien][0])]
