@@ -1,6 +1,8 @@
 """What the user can mend is said in one sentence.  FAIRSEQ_INF_TRACEBACK=1 shows where it arose."""
 
 import contextlib
+import errno
+import functools
 import os
 import re
 import signal
@@ -9,6 +11,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 INTERRUPTED = "interrupted, nothing was written"
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
@@ -81,18 +84,33 @@ def quiet_interrupts() -> None:
     sys.excepthook = say
 
 
-def plain_errors_in_fairseq() -> None:
-    """The same in a command of fairseq, for errors that this package raises; a program that uses
-    it as a library is left as it is."""
+def plain_errors_in_fairseq(save_dir: str = "") -> None:
+    """The same in a command of fairseq, for errors that this package raises, and for a full disk;
+    a program that uses it as a library is left as it is."""
     folder, command = os.path.split(os.path.abspath(sys.argv[0]))
     if command.startswith("fairseq-") or os.path.basename(folder) == "fairseq_cli":
         if not wants_traceback():
-            sys.excepthook = _say
+            sys.excepthook = functools.partial(_say, save_dir)
 
 
-def _say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _full_disk(error: BaseException | None) -> OSError | None:
+    """What a failure comes from, as torch.save has it, if it is a full disk."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FULL:
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _say(
+    save_dir: str, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     raised_in = traceback.extract_tb(trace)[-1].filename if trace else ""
-    if issubclass(kind, MENDABLE) and raised_in.startswith(PACKAGE + os.sep):
+    full = _full_disk(error)
+    if full is not None:
+        full.filename = full.filename or save_dir or None
+        print(f"OSError: {sentence(full)}", file=sys.stderr)
+    elif issubclass(kind, MENDABLE) and raised_in.startswith(PACKAGE + os.sep):
         sys.stdout.flush()
         print(f"{kind.__name__}: {sentence(error)}", file=sys.stderr)
     else:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import pytest
 from conftest import ROOT, tool
 
+from fairseq_inf import errors
 from fairseq_inf.errors import Failure, plain_errors, sentence
 from fairseq_inf.files import check_writable, whole_file, whole_folder
 
@@ -82,6 +83,18 @@ def test_a_full_disk_is_of_the_file_that_is_written(tmp_path, write):
     with pytest.raises(OSError) as found, write(tmp_path / "one"):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert sentence(found.value) == f"{tmp_path / 'one'} cannot be used: No space left on device"
+
+
+def test_a_full_disk_in_a_training_names_its_folder(capsys):
+    try:
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError as full:
+            raise RuntimeError("unexpected pos 704 vs 598") from full  # as torch.save does
+    except RuntimeError as error:
+        errors._say("checkpoints/mine", RuntimeError, error, error.__traceback__)
+    said = "OSError: checkpoints/mine cannot be used: No space left on device\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_name_that_is_empty_is_refused_before_the_work(tmp_path, monkeypatch):

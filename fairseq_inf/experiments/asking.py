@@ -36,7 +36,7 @@ from fairseq_inf.files import read_text, whole_file
 from fairseq_inf.hub import Memory, MemoryHub, open_hub
 from fairseq_inf.models.generation import Continuation, OpenSegment
 
-SIDE_BY_SIDE = 5  # answers
+SIDE_BY_SIDE = 2  # answers
 CONDITIONS = ("sight", "memory", "window", "nothing")
 
 

@@ -96,7 +96,7 @@ class LongSequenceLMTask(MemoryTraining, PromptTask):
     def setup_task(
         cls, cfg: Any, from_checkpoint: bool = False, **kwargs: Any
     ) -> "LongSequenceLMTask":
-        plain_errors_in_fairseq()
+        plain_errors_in_fairseq(cfg.save_dir)
         if not cfg.data:
             raise ValueError("name a data directory that fairseq-preprocess wrote")
         paths = utils.split_paths(cfg.data)
