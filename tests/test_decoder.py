@@ -385,3 +385,17 @@ def test_relative_attention_of_a_training_equals_that_of_an_evaluation(queries, 
     assert torch.allclose(out, slow_out) and torch.allclose(out, evaluated)
     for one, two in zip(fast, slow, strict=True):
         assert torch.allclose(one, two)
+
+
+def test_an_evaluation_keeps_the_keys_and_values_that_it_would_make_again():
+    model = make_model("gibbs")
+    kept = model.decoder.initial_state(2)
+    anew = model.train().decoder.initial_state(2)
+    model.eval()
+    assert kept.layers[0].window.projected.size(2) and not anew.layers[0].window.projected.size(2)
+    one, after = stream(model.decoder, text(2, 30), 5, kept)
+    two, _ = stream(model.decoder, text(2, 30), 5, anew)
+    assert torch.allclose(one, two, atol=1e-6)
+    window = after.layers[0].window
+    made = model.decoder.layers[0].attention.key_value(window.vectors)
+    assert torch.allclose(window.projected, made, atol=1e-6)

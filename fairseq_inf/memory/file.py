@@ -14,7 +14,7 @@ from fairseq_inf.files import whole_file
 
 from .state import Own, State
 
-SCHEMA = "fairseq_inf memory 3"
+SCHEMA = "fairseq_inf memory 4"
 LARGEST = 1e9  # no value of a memory comes near it
 
 

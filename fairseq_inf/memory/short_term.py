@@ -24,6 +24,8 @@ from .state import Ranges, State
 class Window(State):
     vectors: Tensor  # B x W x e
     marks: Tensor  # B x W x m: what the long-term memory notes of each; m may be 0
+    # in evaluation, where weights stay: keys and values of each, B x W x 2 G d; else B x W x 0
+    projected: Tensor
 
     def ranges(self) -> Ranges:
         yield "marks", 0, torch.inf
@@ -127,11 +129,16 @@ class ShortTermMemory:
         return filled.clamp(max=self.length) + read
 
     def push(
-        self, visible: Window, new: Tensor, marks: Tensor | None, lengths: Tensor | None
+        self,
+        visible: Window,
+        new: Tensor,
+        projected: Tensor,
+        marks: Tensor | None,
+        lengths: Tensor | None,
     ) -> Window:
-        """The window after a segment.  visible: [sinks; short-term memory].  new: B x T x e.
-        marks: what is added to those of the last columns of `visible`, and the new ones' own,
-        B x shown+T x m; None if there are none."""
+        """The window after a segment.  visible: [sinks; short-term memory].  new: B x T x e, and
+        what is `projected` of it.  marks: what is added to those of the last columns of `visible`,
+        and the new ones' own, B x shown+T x m; None if there are none."""
         old = visible.marks
         if marks is None:
             marks = old.new_zeros(len(new), new.size(1), old.size(2))
@@ -141,7 +148,11 @@ class ShortTermMemory:
                              old[:, old.size(1) - shown :] + marks[:, :shown]], dim=1)  # fmt: skip
             old[:, : self.sinks] = 0  # they stay, and are looked at for ever
             marks = marks[:, shown:]
-        return Window(self._push(visible.vectors, new, lengths), self._push(old, marks, lengths))
+        return Window(
+            self._push(visible.vectors, new, lengths),
+            self._push(old, marks, lengths),
+            self._push(visible.projected, projected, lengths),
+        )
 
     def _push(self, visible: Tensor, new: Tensor, lengths: Tensor | None) -> Tensor:
         sinks, short_term = visible.split([self.sinks, self.length], dim=1)

@@ -239,7 +239,10 @@ class MemoryDecoder(FairseqDecoder):
             stored: Any = ()
             if layer.memory is not None:
                 stored = layer.memory.initial_state(rows, like.device, like.dtype)
-            return LayerState(Window(vectors, marks), stored)
+            kept = 0 if self.training else layer.attention.key_value.weight.size(0)
+            return LayerState(
+                Window(vectors, marks, vectors.new_zeros(*marks.shape[:2], kept)), stored
+            )
 
         surprise: tuple[Surprise, ...] = ()
         if self.wants_surprise:

@@ -180,11 +180,11 @@ class OpenSegment:
         ):
             _, line = kind
             slots = line.shown
-            vectors = short_term.line_up(state.window.vectors, count, longest)
+            window = state.window.map(lambda x: short_term.line_up(x, count, longest))
             positions = decoder.cache_positions(line, width)
             stored: Any = state.memory if decoder.ltm_enabled else None
             layers.append(
-                layer.open_cache(vectors, stored, stored not in (None, ()), positions,
+                layer.open_cache(window, stored, stored not in (None, ()), positions,
                                  width - longest)
             )  # fmt: skip
             if kind not in hidden:
@@ -192,7 +192,7 @@ class OpenSegment:
                 if slots:
                     empty = torch.arange(slots) < slots - stored.held[:, None]
                     missing = torch.cat([empty, absent], dim=1)
-                scores = vectors.new_zeros(missing.shape)
+                scores = window.vectors.new_zeros(missing.shape)
                 scores = scores.masked_fill(missing.to(scores.device), -torch.inf)[:, None, None]
                 hidden[kind] = decoder.with_slot_bias(scores, slots).squeeze(2)
                 hides.append(missing.any(dim=1) | (hidden[kind].size(1) > 1))

@@ -66,14 +66,21 @@ class Segment:
             left = replace(left, marks=torch.cat([left.marks, self.surprise[..., None]], dim=2))
         return left, visible
 
-    def push(
-        self, visible: Window, source: Tensor, context: Tensor, marks: Tensor | None
-    ) -> Window:
-        """The window after the segment.  context: [the last `shown` of the visible; source]"""
+    def push(self, visible: Window, view: SegmentView, marks: Tensor | None) -> Window:
+        """The window after the segment."""
+        source = view.source.detach()
+        projected = visible.projected[:, :0]
+        projected = projected.new_zeros(*source.shape[:2], projected.size(2))
+        context = None
+        if projected.size(2):
+            context = view.projected.detach().to(projected.dtype)
+            projected = context[:, context.size(1) - source.size(1) :]
         whole = self.shown == visible.vectors.size(1) and self.lengths is None
         if whole and not visible.marks.size(2):
-            return Window(context.detach(), visible.marks.new_zeros(*context.shape[:2], 0))
-        return self.short_term.push(visible, source.detach(), marks, self.lengths)
+            vectors = torch.cat([visible.vectors, source], dim=1)
+            nothing = visible.marks.new_zeros(*vectors.shape[:2], 0)
+            return Window(vectors, nothing, nothing if context is None else context)
+        return self.short_term.push(visible, source, projected, marks, self.lengths)
 
 
 @dataclass
@@ -105,21 +112,29 @@ class SegmentView:
         self,
         attention: Attention,
         source: Tensor,
-        context: Tensor,
+        past: Window,
         slots: tuple[Tensor, Tensor] | None,
         positions: Any,
         contents: Any,
     ) -> None:
-        """context: [sinks; short-term memory; segment], as far as it is in sight.  slots: keys and
-        values"""
-        self.attention, self.context, self.positions = attention, context, positions
+        """past: [sinks; short-term memory], as far as it is in sight.  slots: keys and values"""
+        self.attention, self.source, self.positions = attention, source, positions
+        self._past = past
         self.query, self.contents = attention.queries(source), contents
         self.slots = 0 if slots is None else slots[0].size(2)
         self._slots = slots
 
     @cached_property
+    def projected(self) -> Tensor:
+        """Of [sinks; short-term memory; segment]."""
+        past, known = self._past.projected, not torch.is_grad_enabled()
+        if not (known and past.size(2)):
+            past = self.attention.key_value(self._past.vectors)
+        return torch.cat([past, self.attention.key_value(self.source)], dim=1)
+
+    @cached_property
     def keys_values(self) -> tuple[Tensor, Tensor]:
-        return before(self._slots, self.attention.project(self.context))
+        return before(self._slots, self.attention.heads(self.projected))
 
     @property
     def values(self) -> Tensor:
@@ -216,7 +231,7 @@ class DecoderLayer(nn.Module):
                 seen = met.seen if met is not None else memory.look(view.query, stored)
             stored = memory.observe(stored, seen, segment.mask)
         marks = None if marks is None else marks[:, view.slots :]
-        return out, LayerState(segment.push(visible, source, view.context, marks), stored), met
+        return out, LayerState(segment.push(visible, view, marks), stored), met
 
     def step(
         self, x: Tensor, cache: LayerCache, place: Place, table: Any, remember: bool
@@ -247,13 +262,12 @@ class DecoderLayer(nn.Module):
         self, memory: LongTermMemory | None, source: Tensor, visible: Window, stored: Any,
         segment: Segment, plan: LayerPlan,
     ) -> SegmentView:  # fmt: skip
-        vectors = visible.vectors
-        context = torch.cat([vectors[:, vectors.size(1) - segment.shown :], source], dim=1)
-        slots = None
+        hidden = visible.vectors.size(1) - segment.shown
+        past, slots = visible.map(lambda x: x[:, hidden:]), None
         if memory is not None and plan.slots:
-            slots = memory.slots(stored, self.attention, context.dtype, plan.slots)
+            slots = memory.slots(stored, self.attention, source.dtype, plan.slots)
         contents = self.contents(memory, stored, source.dtype)
-        return SegmentView(self.attention, source, context, slots, plan.positions, contents)
+        return SegmentView(self.attention, source, past, slots, plan.positions, contents)
 
     def look(
         self, view: SegmentView | TokenView, memory: LongTermMemory | None
@@ -296,15 +310,18 @@ class DecoderLayer(nn.Module):
             return memory.mark(weights, view.query.size(2), segment.mask)
 
     def open_cache(
-        self, vectors: Tensor, stored: Any, remember: bool, positions: Any, room: int
+        self, window: Window, stored: Any, remember: bool, positions: Any, room: int
     ) -> LayerCache:
-        """vectors: B x K+S+T x e, [sinks; short-term memory; segment].  remember: whether the
+        """window: [sinks; short-term memory; segment], B x K+S+T.  remember: whether the
         long-term memory is on.  positions: of a cache, from the host.  room: columns for tokens to
         come."""
-        memory, slots = self.memory if remember else None, None
+        memory, slots, vectors = self.memory if remember else None, None, window.vectors
         if memory is not None and memory.num_slots:
             slots = memory.slots(stored, self.attention, vectors.dtype, memory.num_slots)
-        keys, values = before(slots, self.attention.project(vectors))
+        projected = window.projected
+        if not projected.size(2):
+            projected = self.attention.key_value(vectors)
+        keys, values = before(slots, self.attention.heads(projected))
         keys = self.attention.placed(keys, positions)
         contents = self.contents(memory, stored, vectors.dtype)
         return LayerCache(F.pad(keys, (0, 0, 0, room)), F.pad(values, (0, 0, 0, room)), contents)
