@@ -44,7 +44,7 @@ MEMORIES = {
         "compressive_transformer_lm",
         {"cmem_length": 5, "compression_rate": 3},
     ),
-    "selective": ("selective_memory_lm", {"ltm_slots": 7, "ltm_rank": 3}),
+    "selective": ("selective_memory_lm", {"ltm_slots": 7, "ltm_rank": 3, "ltm_precision": "full"}),
     "infini_attention": ("infini_attention_lm", {"infini_update": "delta"}),
     "transformer_xl": ("transformer_xl_lm", {}),
 }

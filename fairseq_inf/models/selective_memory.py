@@ -38,6 +38,7 @@ LLAMA = {  # by sixths of the layers
     "ltm_slots": "0/768/768/2048/2048/512",  # 1,024 in the mean
     "ltm_policy": "last/surprise,last/surprise,last/"
     "surprise,looks,looks/surprise,looks,looks/looks",
+    "ltm_precision": "int8",
 }
 
 
