@@ -26,7 +26,7 @@ def denormal(x):
 
 
 class Denormals(TorchDispatchMode):
-    """The operations that give any, forward and backward."""
+    """The operations that give any, forward and backward.  What has no values yet gives none."""
 
     def __init__(self):
         super().__init__()
@@ -34,7 +34,7 @@ class Denormals(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         out = operation(*args, **(kwargs or {}))
-        if "empty" not in operation.name():
+        if "empty" not in operation.name() and not operation.is_view:
             floats = (x for x in tree_leaves(out) if isinstance(x, torch.Tensor))
             if any(x.is_floating_point() and denormal(x) for x in floats):
                 self.found.add(operation.name())

@@ -38,8 +38,9 @@ def mask():
 
 @pytest.fixture
 def deadly():
-    """Signals that kill, as they do unless the tests run under nohup."""
+    """Signals that kill, as they do unless the tests run under nohup or in the background."""
     before = {kill: signal.signal(kill, signal.SIG_DFL) for kill in (signal.SIGTERM, signal.SIGHUP)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for kill, handler in before.items():
         signal.signal(kill, handler)

@@ -278,7 +278,7 @@ def test_vectors_come_with_their_numbers_in_the_stream(host):
 
 @pytest.mark.parametrize("memory", ["gibbs", "selective"])
 def test_a_vector_is_that_of_the_word_of_its_number(memory):
-    model, tokens = make_model(memory), text(2, 43)
+    model, tokens = make_model(memory, token_shift=None), text(2, 43)
     decoder, come = model.decoder, 0
     with torch.no_grad():
         made = decoder.layers[0].source(decoder.embed(tokens, torch.zeros(1, dtype=torch.long)))

@@ -233,7 +233,7 @@ def test_every_sequence_is_read_whole_and_only_its_answer_is_asked(data, rows, w
         # processes take the same steps
         assert len({(len(part["segments"]), part["first"]) for part in parts}) == 1
         for part in parts:
-            starts = [s["net_input"]["starts"].tolist() for s in part["segments"]]
+            starts = [s["net_input"]["starts"] for s in part["segments"]]
             assert all(starts[0]) and not any(map(any, starts[1:]))
             for segment in part["segments"][: part["first"]]:
                 assert segment["ntokens"] == 0

@@ -125,6 +125,7 @@ def ask(
     return found
 
 
+@torch.no_grad()
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     found = json.loads(args.output.read_text("utf-8")) if args.output.is_file() else {}
     paths = sorted(args.folder.glob("*.questions"))
@@ -183,7 +184,6 @@ def main() -> None:
     args = parser.parse_args()
     with plain_errors("asking"):
         logging.disable(logging.WARNING)
-        torch.set_grad_enabled(False)
         print(report(measure(args)))
 
 

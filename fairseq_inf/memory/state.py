@@ -70,10 +70,11 @@ class State:
         return replace(self, **{name: moved(getattr(self, name)) for name in others})
 
     def rows(self: Own, index: Any) -> Own:
-        """The rows in `index` (a tensor of row numbers, of the CPU if the device shall not be
-        waited for, or a slice), in that order."""
+        """The rows in `index`, in that order: a list, a slice, or a tensor of row numbers, of the
+        CPU if the device shall not be waited for."""
         if isinstance(index, slice):
             return self.map(lambda x: x[index])
+        index = torch.as_tensor(index)
         return self.map(lambda x: x[index.to(x.device)])
 
     def reset(self: Own, starts: Any) -> Own:
