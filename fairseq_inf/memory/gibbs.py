@@ -113,6 +113,9 @@ class GibbsReader(Reader):
 def _at_unit_length(x: Tensor) -> Tensor:
     """In float32 at least; zeros stay zeros, and have a gradient of zero: in half precision that
     of a very short vector would be beyond all numbers."""
+    if not torch.is_grad_enabled():  # nor, then, would autocast change anything
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        return x * x.square().mean(dim=-1, keepdim=True).add_(1e-6).rsqrt_()
     with in_full(x):
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         square = x.square().mean(dim=-1, keepdim=True)

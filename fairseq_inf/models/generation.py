@@ -304,6 +304,7 @@ class Continuation:
         self.cache.map(lambda x: x.index_copy_(0, full.to(x.device), next(news)))
         return output.index_copy(0, where, opened.output)
 
+    @torch.inference_mode()  # a small model's token is a fifth faster than without a gradient
     def _step(self, tokens: Tensor) -> Tensor:
         """One token in the middle of a segment; updates the cache in place.  A row whose segment
         is full comes to nothing, and has to be replaced."""

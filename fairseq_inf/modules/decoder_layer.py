@@ -333,5 +333,5 @@ class DecoderLayer(nn.Module):
         return memory.contents(stored, self.attention, dtype)
 
     def _residual(self, x: Tensor, update: Tensor, norm: nn.Module) -> Tensor:
-        x = x + self.dropout(update)
+        x = x + (self.dropout(update) if self.training else update)
         return x if self.normalize_before else norm(x)

@@ -45,8 +45,8 @@ class DotProductAttention(Attention):
     def token_weights(self, query: Tensor, keys: Tensor, place: Place, table: Any) -> Tensor:
         b, h, _, d = query.shape
         keys = keys[:, :, : place.width]
-        scores = query.view(b, keys.size(1), -1, d) @ keys.transpose(2, 3)
-        scores = scores.view(b, h, 1, -1) / math.sqrt(d)
+        query = (query / math.sqrt(d)).view(b, keys.size(1), -1, d)
+        scores = (query @ keys.transpose(2, 3)).view(b, h, 1, -1)
         if place.hidden is not None:
             scores = scores + place.hidden[..., None, :]
         return torch.softmax(scores, dim=-1)

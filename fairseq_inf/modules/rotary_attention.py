@@ -67,10 +67,16 @@ class RotaryAttention(DotProductAttention):
         """positions: `rotations` of the columns of a cache, which may be more than the keys."""
         return rotate(keys, positions[:, : keys.size(2)])
 
-    def placed_token(self, key: Tensor, place: Place, table: Tensor) -> Tensor:
-        if isinstance(place.column, int):
-            return rotate(key, table[:, place.column])
-        return rotate(key, table[:, place.column, None, None])
+    def table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin for x cos + (x with its halves exchanged) sin, 2 of P x d"""
+        cos, sin = positions
+        return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+
+    def placed_token(self, key: Tensor, place: Place, table: tuple[Tensor, Tensor]) -> Tensor:
+        cos, sin = (x[place.column] for x in table)
+        if not isinstance(place.column, int):
+            cos, sin = cos[:, None, None], sin[:, None, None]
+        return torch.addcmul(key * cos, key.roll(self.head_dim // 2, -1), sin)
 
     def token_weights(self, query: Tensor, keys: Tensor, place: Place, table: Any) -> Tensor:
         return super().token_weights(self.placed_token(query, place, table), keys, place, None)
